@@ -280,7 +280,9 @@ def build_components(
     """The parts of a broker, connected to each other and to nothing else yet."""
     incarnation = random.getrandbits(63)
     links_changed = asyncio.Event()
-    storage_nodes = StorageNodes(nodes, settings, clock)
+    storage_nodes = StorageNodes(
+        nodes, settings, clock, lambda partition: links[partition].witnessed_commit
+    )
     links = {
         number: PartitionLink(
             number,
@@ -330,7 +332,7 @@ def build_components(
         cleanup=Cleanup(links, tracking, clock),
         publishers=PublisherRegistry(first_id=random.getrandbits(48) << 12),
         publish_path=publish_path,
-        run_arrays=RunArrays(publish_path, links, topics, dispatcher, clock),
+        run_arrays=RunArrays(publish_path, links, topics, dispatcher),
         directory=directory,
         settlements=Settlements(links, directory, dispatcher, clock),
         renewals=Renewals(links, directory, clock),

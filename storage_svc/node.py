@@ -41,7 +41,7 @@ class StorageNode:
         self._lost: set[int] = set()
         self._address = ""
         self._turns = CommonTurns()
-        self._figures = CommitFigures()
+        self._figures = CommitFigures(clock)
         self._announcing: dict[int, asyncio.Task[None]] = {}
         self.partitions = Partitions(self._held, settings.partitions)
 

@@ -6,11 +6,12 @@ partition, until a coroutine gives way by itself.
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextvars import Context
-from typing import Any, Final, TypeAlias, TypeVar, cast
+from typing import Any, NamedTuple, TypeAlias, TypeVar
 
-from tidemark.clock import SystemClock
+from tidemark.clock import Clock
+from tidemark.turns import NEXT_TURN
 
 TURN_OPERATIONS_MAX = 64
 """Operations on messages that one turn applies, at some 10 to 40 microseconds each."""
@@ -21,13 +22,19 @@ TURN_RELEASED_MAX = 2_000
 RELEASE_PAUSE_MS = 5
 """Between two such turns."""
 
-_CLOCK = SystemClock()  # gives way also where a test moves time by hand
-
 T = TypeVar("T")
 
 
 Step: TypeAlias = "Callable[[], Step | None]"
 """Does a part of some work and returns the next part, if there is one. It must not raise."""
+
+
+class Reading(NamedTuple):
+    """What the clock shows at one moment."""
+
+    wall_ms: int
+    monotonic_ms: int
+    monotonic_ns: int
 
 
 class CommonTurns:
@@ -38,11 +45,14 @@ class CommonTurns:
     many much faster than it runs all code for one after the other (ADR 40).
     """
 
-    __slots__ = ("_asked", "_context")
+    __slots__ = ("_asked", "_context", "_reading", "_runs")
 
     def __init__(self) -> None:
         self._asked: list[Step] = []
         self._context = Context()  # of none of those that ask: it has no current span
+        self._runs = False
+        self._reading: Reading | None = None
+        """Of the turn that runs, once a step has asked for it."""
 
     def ask(self, first: Step) -> None:
         """Do it in the next turn, with the steps that follow."""
@@ -50,28 +60,29 @@ class CommonTurns:
             asyncio.get_running_loop().call_soon(self._run, context=self._context)
         self._asked.append(first)
 
+    def read(self, clock: Clock) -> Reading:
+        """The time of the turn, which is one moment for all that share it; outside of turns, now.
+        All use the same clock."""
+        reading = self._reading
+        if reading is None:
+            reading = Reading(clock.wall_ms(), clock.monotonic_ms(), clock.monotonic_ns())
+            if self._runs:
+                self._reading = reading
+        return reading
+
     def _run(self) -> None:
         steps, self._asked = self._asked, []
-        while steps:
-            steps = [following for step in steps if (following := step()) is not None]
-
-
-class StepEnd:
-    """Awaited by a coroutine where a step of it ends. The driver of the coroutine gets `STEP_END`
-    and continues it; a task must never see it."""
-
-    __slots__ = ()
-
-    def __await__(self) -> "Iterator[StepEnd]":
-        return iter((self,))  # cheaper than a generator
-
-
-STEP_END: Final = cast("Awaitable[None]", StepEnd())
+        self._runs = True
+        try:
+            while steps:
+                steps = [following for step in steps if (following := step()) is not None]
+        finally:
+            self._runs, self._reading = False, None
 
 
 async def give_way() -> None:
     """Let everything else that is ready run first."""
-    await _CLOCK.sleep_ms(0)
+    await NEXT_TURN
 
 
 async def in_turns(

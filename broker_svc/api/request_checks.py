@@ -4,18 +4,12 @@ from collections.abc import Sequence
 
 from tidemark import limits
 from tidemark.api.broker.v1 import broker_pb2
-from tidemark.api.broker.v1.message_pb2 import RunArray
 from tidemark.errors import InvalidArgument
 
 
-def check_parts(request: broker_pb2.SessionRequest) -> None:
-    """Raise for a frame with more parts than one may carry."""
-    if request.ByteSize() > limits.SMALL_FRAME_BYTES:
-        _check_counts(request)
-    _check_columns(request.run_arrays)
-
-
-def _check_counts(request: broker_pb2.SessionRequest) -> None:
+def check_counts(request: broker_pb2.SessionRequest) -> None:
+    """Raise for a frame with more parts than one may carry. One of `SMALL_FRAME_BYTES` cannot have
+    too many."""
     parts: tuple[tuple[str, Sequence[object], int], ...] = (
         ("open_consumers", request.open_consumers, limits.FRAME_PARTS_MAX),
         ("open_publishers", request.open_publishers, limits.FRAME_PARTS_MAX),
@@ -46,23 +40,9 @@ def _check_counts(request: broker_pb2.SessionRequest) -> None:
         raise InvalidArgument(
             f"at most {limits.SETTLEMENTS_PER_FRAME_MAX} deliveries a frame", field="acks"
         )
-    if sum(len(each.request_ids) for each in request.run_arrays) > limits.FRAME_RUNS_MAX:
+    if sum(len(each.lmq_names) for each in request.run_arrays) > limits.FRAME_RUNS_MAX:
         raise InvalidArgument(f"at most {limits.FRAME_RUNS_MAX} runs a frame", field="run_arrays")
     check_held(request.heartbeat.held)
-
-
-def _check_columns(arrays: Sequence[RunArray]) -> None:
-    for each in arrays:
-        length = len(each.request_ids)
-        columns: tuple[Sequence[object], ...] = (
-            each.lmq_names,
-            each.bodies,
-            each.counts,
-            each.sequences,
-            each.partitions,
-        )
-        if any(len(column) != length for column in columns):
-            raise InvalidArgument("the columns of an array are of one length", field="run_arrays")
 
 
 def check_held(held: Sequence[broker_pb2.HeldSubscriptions]) -> None:

@@ -19,13 +19,15 @@ from functools import partial
 from typing import Any, Final, TypeVar
 
 from broker_svc.api.frames import split_to_fit
-from broker_svc.api.request_checks import check_parts
+from broker_svc.api.request_checks import check_counts
 from broker_svc.api.session_consumers import DEFAULT_GROUP, SessionConsumers
 from broker_svc.api.session_output import SessionOutput
 from broker_svc.components import BrokerComponents
 from broker_svc.exclusive.registry import Subscriber
 from broker_svc.links.partition_link import PartitionLink
 from broker_svc.publish.publishers import PublisherCache
+from broker_svc.publish.run_arrays import runs_of
+from tidemark import limits
 from tidemark.api.broker.v1 import broker_pb2, message_pb2, subscription_pb2
 from tidemark.errors import (
     InvalidArgument,
@@ -34,6 +36,7 @@ from tidemark.errors import (
 )
 from tidemark.names import validate_client_id, validate_producer_id
 from tidemark.rpc.statuses import to_status
+from tidemark.turns import NEXT_TURN
 
 UNANSWERED_BYTES_MAX: Final = 16 * 1024 * 1024
 """Runs, settlements and renewals that a session may have read and not answered."""
@@ -198,7 +201,9 @@ class Session:
                 if request.HasField("hello"):
                     raise InvalidArgument("hello comes once, in the first frame", field="hello")
                 self._take(request)
-                await self._read_on.wait()
+                await NEXT_TURN  # the frame to storage is on its way before another is asked for
+                if not self._read_on.is_set():
+                    await self._read_on.wait()
         except Exception as error:  # an unexpected error ends the session, not only its reader
             self._closing = error
         finally:
@@ -208,7 +213,29 @@ class Session:
 
     def _take(self, request: broker_pb2.SessionRequest) -> None:
         """One frame; its parts in the order of the contract. Nothing here waits."""
-        check_parts(request)
+        frame_bytes = request.ByteSize()
+        if frame_bytes > limits.SMALL_FRAME_BYTES:
+            check_counts(request)
+        # Read, and so checked, before anything is carried out.
+        arrays = [runs for each in request.run_arrays[:] if (runs := runs_of(each))]
+        if len(request.ListFields()) > bool(arrays):  # else it is a frame of plain runs
+            self._take_parts(request)
+        for runs in arrays:
+            share_bytes = frame_bytes // len(arrays) // len(runs) + OVERHEAD_BYTES
+            self._unanswered += len(runs)
+            self._unanswered_bytes += len(runs) * share_bytes
+            self._components.run_arrays.submit(
+                runs,
+                self._publishers,
+                self._producer_id,
+                self,
+                share_bytes,
+                self._last_frame_ms,
+            )
+        self._make_room()
+
+    def _take_parts(self, request: broker_pb2.SessionRequest) -> None:
+        """All parts but runs in columns."""
         for consumer in request.open_consumers:
             self._guard(self._open_consumer, consumer, consumer_id=consumer.consumer_id)
         for opened in request.open_publishers:
@@ -254,19 +281,6 @@ class Session:
             self._unanswered_bytes += size
             self._components.publish_path.submit(
                 run, self._publishers, self._producer_id, _Published(self, size)
-            )
-        for array in request.run_arrays:
-            self._take_array(array)
-        self._make_room()
-
-    def _take_array(self, array: message_pb2.RunArray) -> None:
-        runs = len(array.request_ids)
-        if runs:
-            share_bytes = array.ByteSize() // runs + OVERHEAD_BYTES
-            self._unanswered += runs
-            self._unanswered_bytes += runs * share_bytes
-            self._components.run_arrays.submit(
-                array, self._publishers, self._producer_id, self, share_bytes
             )
 
     def _guard(self, do: Callable[[T], None], what: T, **whose: int) -> None:
@@ -325,10 +339,12 @@ class Session:
 
     def _make_room(self) -> None:
         """Read on while the client's requests are answered and it reads the results."""
-        unread = self._output.results + len(self._tasks)
+        unread = len(self._tasks)
+        if self._output.wakeup.is_set():  # else all results are on their way
+            unread += self._output.results
         if self._unanswered_bytes > UNANSWERED_BYTES_MAX or unread > UNREAD_RESULTS_MAX:
             self._read_on.clear()
-        else:
+        elif not self._read_on.is_set():
             self._read_on.set()
 
     async def _open_publisher(self, opened: broker_pb2.OpenPublisher) -> None:

@@ -16,21 +16,27 @@ UNSENT_BYTES_MAX: Final = 4 * 1024 * 1024
 DELIVERY_OVERHEAD_BYTES: Final = 256
 """The cost of a delivery in addition to its bytes: many small ones add up."""
 
+_RECEIPT_NUMBERS: Final = 4
+
 ARRAY_DELIVERIES_MAX: Final = 1000
 """Deliveries in one array: a standing reserve hands out 4 KiB at once, so it fits a frame."""
 
 
-class _Receipts:
-    """Receipts for the next frame. Partitions add theirs one after another, which lists take at a
-    fraction of the cost of message fields."""
-
-    __slots__ = ("first_offsets", "publisher_ids", "queue_ids", "request_ids")
-
-    def __init__(self) -> None:
-        self.request_ids: list[int] = []
-        self.queue_ids: list[int] = []
-        self.first_offsets: list[int] = []
-        self.publisher_ids: list[int] = []
+_RESULTS: Final = frozenset(
+    {
+        "published",
+        "settled",
+        "errors",
+        "publishers",
+        "synced",
+        "unsubscribed",
+        "ended",
+        "hand_outs",
+        "renewed",
+        "acked",
+    }
+)
+"""Fields of a frame with results and notices."""
 
 
 class SessionOutput:
@@ -42,7 +48,9 @@ class SessionOutput:
         """Set when there is something to send, or when the session may have ended."""
         self.room = Room(UNSENT_BYTES_MAX)
         self._unsent_bytes = 0
-        self._receipts = _Receipts()
+        self._receipts: list[int] = []
+        """The numbers of receipts, as a `ReceiptArray` has them. Partitions add theirs one after
+        another, which a list takes at a fraction of the cost of a message field."""
         self._array: message_pb2.DeliveryArray | None = None
         """The array that further deliveries can join."""
 
@@ -91,40 +99,23 @@ class SessionOutput:
         publisher_ids: Iterable[int],
     ) -> None:
         """Receipts of runs that came in columns. They share one part of the frame."""
-        receipts = self._receipts
-        receipts.request_ids += request_ids
-        receipts.queue_ids += queue_ids
-        receipts.first_offsets += first_offsets
-        receipts.publisher_ids += publisher_ids
+        for receipt in zip(request_ids, queue_ids, first_offsets, publisher_ids, strict=True):
+            self._receipts += receipt
 
     def take(self) -> tuple[broker_pb2.SessionResponse, int]:
         """The gathered output, and the bytes of room that it takes until it is sent."""
         frame, self.frame, self._array = self.frame, broker_pb2.SessionResponse(), None
-        if self._receipts.request_ids:
-            receipts, self._receipts = self._receipts, _Receipts()
-            frame.published_arrays.add(
-                request_ids=receipts.request_ids,
-                queue_ids=receipts.queue_ids,
-                first_offsets=receipts.first_offsets,
-                publisher_ids=receipts.publisher_ids,
-            )
+        if self._receipts:
+            frame.published_arrays.add(receipts=self._receipts)
+            self._receipts = []
         unsent_bytes, self._unsent_bytes = self._unsent_bytes, 0
         return frame, unsent_bytes
 
     @property
     def results(self) -> int:
         """How many results and notices wait to be sent."""
-        frame = self.frame
-        return (
-            len(frame.published)
-            + len(frame.settled)
-            + len(frame.errors)
-            + len(frame.publishers)
-            + len(frame.synced)
-            + len(frame.unsubscribed)
-            + len(frame.ended)
-            + len(frame.hand_outs)
-            + len(frame.renewed)
-            + len(frame.acked)
-            + len(self._receipts.request_ids)
-        )
+        results = len(self._receipts) // _RECEIPT_NUMBERS
+        for field, part in self.frame.ListFields():
+            if field.name in _RESULTS:
+                results += len(part)
+        return results

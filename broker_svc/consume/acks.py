@@ -11,7 +11,7 @@ from typing import Final
 from google.rpc.status_pb2 import Status
 
 from broker_svc.consume.deliveries import Deliveries, HeldDelivery, drop_refused
-from broker_svc.links.frame_columns import OperationColumns, PlainOperation, Source
+from broker_svc.links.frame_columns import OperationColumns, PlainOperation
 from broker_svc.links.partition_link import PartitionLink
 from tidemark import limits
 from tidemark.api.broker.v1 import broker_pb2
@@ -53,10 +53,11 @@ class _Acked(PlainOperation):
     __slots__ = ("_held", "_settled", "_waiting")
 
     def __init__(
-        self, waiting: _Waiting, held: Sequence[HeldDelivery], source: Source, settled: Tally
+        self, waiting: _Waiting, held: Sequence[HeldDelivery], client_id: str, settled: Tally
     ) -> None:
         self.request_id = 0
-        self.source = source
+        self.source = client_id
+        self.topic_version = 0
         self._waiting = waiting
         self._held = held
         self._settled = settled
@@ -68,7 +69,7 @@ class _Acked(PlainOperation):
 
     def long_form(self) -> exchange_pb2.Operation:
         operation = exchange_pb2.Operation()
-        operation.acks.client_id = self.source.client_id
+        operation.acks.client_id = self.source
         operation.acks.receipts.extend([each.receipt for each in self._held])
         return operation
 
@@ -124,7 +125,7 @@ class Acks:
         """Acknowledge for a client; `done` gets the result, after the commits."""
         waiting = _Waiting(acks.request_id, deliveries, done)
         by_partition: dict[int, list[HeldDelivery]] = {}
-        for tag in acks.delivery_tags:
+        for tag in acks.delivery_tags[:]:
             try:
                 held = deliveries.get(tag)
             except TidemarkError as error:
@@ -136,13 +137,13 @@ class Acks:
                 by_partition[held.key[0]] = [held]
             else:
                 of_partition.append(held)
-        source, traced = Source(client_id=client_id), current_traceparent()
+        traced = current_traceparent()
         for partition, of_partition in by_partition.items():
             link = self._links[partition]
             for start in range(0, len(of_partition), limits.ACKS_PER_OPERATION_MAX):
                 some = of_partition[start : start + limits.ACKS_PER_OPERATION_MAX]
                 waiting.operations += 1
-                operation = _Acked(waiting, some, source, self._settled)
+                operation = _Acked(waiting, some, client_id, self._settled)
                 if traced:
                     link.ask(operation.long_form(), operation)
                 else:

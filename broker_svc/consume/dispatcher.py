@@ -10,7 +10,7 @@ Nothing here waits on a timer.
 """
 
 import asyncio
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import partial
 
 from broker_svc.consume.consumer import (
@@ -54,8 +54,9 @@ class Dispatcher:
         self._feeds: dict[FeedKey, Feed] = {}
         self._by_queue: dict[QueueKey, list[Feed]] = {}
         """The feeds of each queue, one for each group."""
-        self._coming: dict[int, dict[FeedKey, None]] = {each: {} for each in links}
-        """Feeds that get messages with the next frame of a partition and have no reserve in it."""
+        self._coming: dict[int, dict[FeedKey, None]] = {}
+        """Feeds that get messages with the next frame of a partition and have no reserve in it, of
+        the partitions that have any."""
         self._handed_out: dict[Consumer, list[HandedOut]] = {}
         """Hand-outs in columns of the frame that is being read."""
         self.standing = StandingReserves(links)
@@ -147,7 +148,7 @@ class Dispatcher:
         """A run for the queue goes to storage with the next frame."""
         for feed in self._by_queue.get(queue, ()):
             if feed.standing is None or not feed.standing.cover(messages, body_bytes):
-                self._coming[feed.partition][feed.key] = None
+                self._coming.setdefault(feed.partition, {})[feed.key] = None
 
     def on_appends_queued(
         self,
@@ -166,18 +167,22 @@ class Dispatcher:
         """A consumer of the feed gives messages back with the next frame."""
         feed = self._feeds.get(key)
         if feed is not None and (feed.standing is None or feed.standing.recalled):
-            self._coming[key[0]][key] = None
+            self._coming.setdefault(key[0], {})[key] = None
 
-    def before_frame_sent(self, partition: int) -> None:
-        """Add a reserve for each waiting feed that gets messages with this frame, at its end."""
-        coming = self._coming[partition]
-        if not coming:
-            return
-        self._coming[partition] = {}
-        feeds = [feed for key in coming if (feed := self._feeds.get(key)) is not None]
-        for feed in feeds:
-            feed.wakeups += 1
-        self._offer(*feeds)
+    def before_frame_sent(self, leaving: Collection[int]) -> None:
+        """Add a reserve for each waiting feed that gets messages with this frame, at its end.
+
+        `leaving` are the partitions of the frame. A reserve may add another one to them.
+        """
+        prepared: set[int] = set()
+        while self._coming and (coming := (self._coming.keys() & leaving) - prepared):
+            prepared |= coming
+            for partition in sorted(coming):
+                keys = self._coming.pop(partition, ())
+                feeds = [feed for key in keys if (feed := self._feeds.get(key)) is not None]
+                for feed in feeds:
+                    feed.wakeups += 1
+                self._offer(*feeds)
 
     def queue_ready(self, key: FeedKey) -> None:
         """Storage has messages again, or will have them when it applies this frame."""
@@ -243,7 +248,8 @@ class Dispatcher:
                 operation.reserve.replaces = replaced.standing_id
             else:
                 replaced = None
-            self._coming[feed.partition].pop(feed.key, None)
+            if (coming := self._coming.get(feed.partition)) is not None:
+                coming.pop(feed.key, None)
             asked = Asked(messages, feed.reserve_bytes, feed.wakeups, standing, replaced)
             link.ask(operation, partial(self._reserved, consumer, feed, asked))
         if consumer.wants_more and consumer.ready_feeds:
@@ -417,8 +423,9 @@ class Dispatcher:
             answer.add_done_callback(partial(self._created, feed))
         else:
             feed.ready = False
-            if isinstance(error, Fenced) and current and feed.owner_epoch:
-                self._on_fenced(feed.key, feed.owner_epoch)
+            if isinstance(error, Fenced) and feed.owner_epoch:
+                if current:  # else its ownership has ended meanwhile, which is the answer
+                    self._on_fenced(feed.key, feed.owner_epoch)
             elif not consumer.may_stand:
                 consumer.unanswered[feed.key] = error
         if isinstance(error, QuotaExceeded):

@@ -7,21 +7,14 @@ long form as well, for a partition that has other operations in the same frame.
 
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import repeat
-from typing import Any, NamedTuple
+from typing import Any
 
 from tidemark.api.storage.v1 import exchange_pb2
 from tidemark.errors import TidemarkError
+from tidemark.number_rows import rows_of
 
 HandOutRow = tuple[Any, ...]
 """A partition, and a hand-out with the columns of `HandOuts` in their order."""
-
-
-class Source(NamedTuple):
-    """What operations share: see `OperationSource`."""
-
-    producer_id: str = ""
-    topic_version: int = 0
-    client_id: str = ""
 
 
 class PlainOperation:
@@ -31,14 +24,17 @@ class PlainOperation:
     Not an abstract class: `isinstance` takes many times as long for those.
     """
 
-    __slots__ = ("request_id", "size", "source")
+    __slots__ = ("request_id", "size", "source", "topic_version")
 
     def __init__(self) -> None:
         self.request_id = 0
         """Set when it is put among the unanswered operations."""
         self.size = 0
         """About how many bytes it takes in a frame, rather too many."""
-        self.source = Source()
+        self.source = ""
+        """The producer of runs, or the client that acknowledges."""
+        self.topic_version = 0
+        """0 for acks."""
 
     def __call__(self, result: exchange_pb2.OperationResult | TidemarkError) -> None:
         raise NotImplementedError
@@ -75,20 +71,16 @@ def as_operation(operation: AnyOperation) -> exchange_pb2.Operation:
 class OperationColumns:
     """The plain operations of one frame."""
 
-    __slots__ = ("_rows", "_sources", "bodies", "counts", "lmq_names", "receipts", "sequences")
+    __slots__ = ("_operations", "_sources", "bodies", "lmq_names", "receipts", "runs")
 
     def __init__(self) -> None:
-        self._rows: list[tuple[int, int, int, int, int, int]] = []
-        self._sources: dict[Source, int] = {}
+        self._operations: list[int] = []
+        self._sources: dict[str, int] = {}
         self.lmq_names: list[str] = []
-        self.counts: list[int] = []
         self.bodies: list[bytes] = []
-        self.sequences: list[int] = []
+        self.runs: list[int] = []
+        """The count and the sequence of each run."""
         self.receipts: list[bytes] = []
-
-    def __len__(self) -> int:
-        """How many operations it has."""
-        return len(self._rows)
 
     def add(self, partition: int, broker_epoch: int, operations: Sequence[AnyOperation]) -> bool:
         """Add all that a partition has in this frame; False, and nothing was added, if anything of
@@ -100,110 +92,86 @@ class OperationColumns:
         for each in operations:
             assert isinstance(each, PlainOperation)
             source = sources.setdefault(each.source, len(sources))
-            self._rows.append(
-                (partition, broker_epoch, each.request_id, source, *each.add_to(self))
+            self._operations += (
+                partition,
+                broker_epoch,
+                each.request_id,
+                source,
+                each.topic_version,
+                *each.add_to(self),
             )
         return True
 
-    def write_to(self, frame: exchange_pb2.ExchangeRequest) -> None:
-        if not self._rows:
-            return
+    def write_to(self, frame: exchange_pb2.ExchangeRequest) -> bool:
+        """Returns whether there is anything."""
+        if not self._operations:
+            return False
         columns = frame.columns
-        partitions, epochs, request_ids, sources, run_counts, receipt_counts = zip(
-            *self._rows, strict=True
-        )
-        columns.partitions.extend(partitions)
-        columns.broker_epochs.extend(epochs)
-        columns.request_ids.extend(request_ids)
-        columns.source_indexes.extend(sources)
-        columns.run_counts.extend(run_counts)
-        columns.receipt_counts.extend(receipt_counts)
-        for producer_id, topic_version, client_id in self._sources:
-            columns.sources.add(
-                producer_id=producer_id, topic_version=topic_version, client_id=client_id
-            )
-        columns.lmq_names.extend(self.lmq_names)
-        columns.counts.extend(self.counts)
-        columns.bodies.extend(self.bodies)
-        columns.sequences.extend(self.sequences)
-        columns.receipts.extend(self.receipts)
+        columns.operations.extend(self._operations)
+        columns.sources.extend(self._sources)
+        if self.runs:
+            columns.lmq_names.extend(self.lmq_names)
+            columns.bodies.extend(self.bodies)
+            columns.runs.extend(self.runs)
+        if self.receipts:
+            columns.receipts.extend(self.receipts)
+        return True
 
 
-class PlainResult(NamedTuple):
-    """The answer to a plain operation: of its runs or of its receipts."""
+PlainResult = tuple[int, Sequence[int], Sequence[int], Sequence[int]]
+"""The answer to a plain operation: its request id; the queue ids and first offsets of its runs, or
+the messages of its receipts."""
 
-    request_id: int
-    queue_ids: Sequence[int]
-    first_offsets: Sequence[int]
-    messages: Sequence[int]
-
-    def pass_to(self, operation: PlainOperation) -> None:
-        if self.queue_ids:
-            operation.stored(self.queue_ids, self.first_offsets)
-        else:
-            operation.acked(self.messages)
+PartitionResults = tuple[int, int, int, Sequence[PlainResult], Sequence[HandOutRow]]
+"""What a frame has in columns for one partition: its number, its broker epoch, a commit, results
+and hand-outs. A plain tuple, as a result is: there is one of each for every commit."""
 
 
-class PartitionResults(NamedTuple):
-    """What a frame has in columns for one partition."""
-
-    partition: int
-    broker_epoch: int
-    commit: int
-    results: Sequence[PlainResult]
-    hand_outs: Sequence[HandOutRow]
+def pass_to(operation: PlainOperation, result: PlainResult) -> None:
+    _, queue_ids, first_offsets, messages = result
+    if queue_ids:
+        operation.stored(queue_ids, first_offsets)
+    else:
+        operation.acked(messages)
 
 
-def read_results(columns: exchange_pb2.ResultColumns) -> Iterator[PartitionResults]:
+def read_results(columns: exchange_pb2.ResultColumns) -> list[PartitionResults]:
     """The results of each partition. Raises ValueError if columns do not belong together."""
-    _check_lengths(columns)
-    queue_ids, first_offsets = list(columns.queue_ids), list(columns.first_offsets)
-    messages = list(columns.messages)
+    runs, messages = columns.runs[:], columns.messages[:]
     results: list[PlainResult] = []
     run = receipt = 0
-    for request_id, runs, receipts in zip(
-        columns.request_ids, columns.run_counts, columns.receipt_counts, strict=True
-    ):
-        if runs:
-            end = run + runs
-            results.append(PlainResult(request_id, queue_ids[run:end], first_offsets[run:end], ()))
+    for request_id, run_count, receipt_count in rows_of(columns.results[:], 3):
+        if run_count:
+            end = run + 2 * run_count
+            results.append((request_id, runs[run:end:2], runs[run + 1 : end : 2], ()))
             run = end
         else:
-            end = receipt + receipts
-            results.append(PlainResult(request_id, (), (), messages[receipt:end]))
+            end = receipt + receipt_count
+            results.append((request_id, (), (), messages[receipt:end]))
             receipt = end
-    counts = list(columns.hand_out_counts)
-    owners = [
-        partition
-        for partition, count in zip(columns.partitions, counts, strict=True)
-        for _ in range(count)
-    ]
-    hand_outs = list(hand_out_rows(owners, columns.hand_outs))
-    result = hand_out = 0
-    for partition, epoch, commit, result_count, hand_out_count in zip(
-        columns.partitions,
-        columns.broker_epochs,
-        columns.commits,
-        columns.result_counts,
-        counts,
-        strict=True,
-    ):
-        end, hand_out_end = result + result_count, hand_out + hand_out_count
-        yield PartitionResults(
-            partition, epoch, commit, results[result:end], hand_outs[hand_out:hand_out_end]
-        )
-        result, hand_out = end, hand_out_end
-
-
-def _check_lengths(columns: exchange_pb2.ResultColumns) -> None:
-    """Of what follows the counts; `zip` checks those that have equal lengths."""
-    if (
-        sum(columns.result_counts) != len(columns.request_ids)
-        or sum(columns.hand_out_counts) != len(columns.hand_outs.standing_ids)
-        or not sum(columns.run_counts) == len(columns.queue_ids) == len(columns.first_offsets)
-        or sum(columns.receipt_counts) != len(columns.messages)
-    ):
+    partitions = list(rows_of(columns.partitions[:], 5))
+    hand_outs: Sequence[HandOutRow] = ()
+    if columns.HasField("hand_outs"):
+        hand_outs = _read_hand_outs(columns.hand_outs, partitions)
+    read: list[PartitionResults] = []
+    first = hand_out = 0
+    for partition, epoch, commit, result_count, hand_out_count in partitions:
+        last, hand_out_end = first + result_count, hand_out + hand_out_count
+        own = hand_outs[hand_out:hand_out_end]
+        read.append((partition, epoch, commit, results[first:last], own))
+        first, hand_out = last, hand_out_end
+    ends = first, hand_out, run, receipt
+    if ends != (len(results), len(hand_outs), len(runs), len(messages)):
         raise ValueError("columns of different lengths")
+    return read
+
+
+def _read_hand_outs(
+    hand_outs: exchange_pb2.HandOuts, partitions: Sequence[tuple[int, ...]]
+) -> Sequence[HandOutRow]:
+    """The hand-outs of all partitions, each with its own."""
+    owners = [row[0] for row in partitions if row[4] for _ in range(row[4])]
+    return list(hand_out_rows(owners, hand_outs))
 
 
 def hand_outs_of(partition: int, hand_outs: exchange_pb2.HandOuts) -> Iterator[HandOutRow]:
@@ -216,15 +184,15 @@ def hand_out_rows(
 ) -> Iterator[HandOutRow]:
     return zip(
         partitions,
-        hand_outs.standing_ids,
-        hand_outs.standing_messages,
-        hand_outs.reservation_ids,
-        hand_outs.receipts,
-        hand_outs.first_offsets,
-        hand_outs.counts,
-        hand_outs.bodies,
-        hand_outs.visibility_ms,
-        hand_outs.publish_times_ms,
-        hand_outs.owner_epochs,
+        hand_outs.standing_ids[:],
+        hand_outs.standing_messages[:],
+        hand_outs.reservation_ids[:],
+        hand_outs.receipts[:],
+        hand_outs.first_offsets[:],
+        hand_outs.counts[:],
+        hand_outs.bodies[:],
+        hand_outs.visibility_ms[:],
+        hand_outs.publish_times_ms[:],
+        hand_outs.owner_epochs[:],
         strict=True,
     )

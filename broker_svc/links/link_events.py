@@ -1,6 +1,6 @@
 """Passes the events of links to the components that they concern."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
 from broker_svc.consume.deliveries import DeliveryDirectory
@@ -35,8 +35,8 @@ class LinkEvents:
     subscriptions: Subscriptions
     publishers: PublisherRegistry
 
-    def before_frame_sent(self, partition: int) -> None:
-        self.dispatcher.before_frame_sent(partition)
+    def before_frame_sent(self, leaving: Collection[int]) -> None:
+        self.dispatcher.before_frame_sent(leaving)
 
     def queue_ready(self, partition: int, lmq_name: str, group: str) -> None:
         self.dispatcher.queue_ready((partition, lmq_name, group))

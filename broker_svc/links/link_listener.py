@@ -1,6 +1,6 @@
 """The listener of the links: receives the events of all partitions."""
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import Protocol
 
 from broker_svc.links.frame_columns import HandOutRow
@@ -8,10 +8,10 @@ from tidemark.api.storage.v1 import exchange_pb2
 
 
 class LinkListener(Protocol):
-    """Receives the events of links. `handed_out_many` and `frame_taken` are of all partitions of a
-    frame."""
+    """Receives the events of links. `before_frame_sent`, `handed_out_many` and `frame_taken` are of
+    all partitions of a frame."""
 
-    def before_frame_sent(self, partition: int) -> None: ...
+    def before_frame_sent(self, leaving: Collection[int]) -> None: ...
     def queue_ready(self, partition: int, lmq_name: str, group: str) -> None: ...
     def handed_out(self, partition: int, reserved: exchange_pb2.ReserveResult) -> None: ...
     def handed_out_many(self, hand_outs: Iterable[HandOutRow]) -> None: ...

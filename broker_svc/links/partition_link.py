@@ -8,7 +8,7 @@ fail with NOT_OWNER, and the listener drops what the broker held of it.
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterator, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Final, TypeVar
@@ -113,7 +113,7 @@ class PartitionLink:
         self._leaves = False
         """Whether the node knows that operations may leave."""
         self._held_epoch = 0
-        self._witnessed_commit = 0
+        self.witnessed_commit = 0
         """The highest that storage has answered: it must not go back behind it."""
         self._ended: asyncio.Future[None] | None = None
         """The end of the part that is bound, which is always an error."""
@@ -252,7 +252,7 @@ class PartitionLink:
 
     def check_serving(self) -> None:
         """Raise for a faulty partition; storage itself refuses publishes to one that starts."""
-        if not self.connected.is_set():
+        if not self._is_connected:
             raise self.refusal()
         if self._health.state == topic_pb2.PARTITION_STATE_FAULTY:
             reasons = ",".join(fault.reason for fault in self._health.faults)
@@ -325,7 +325,7 @@ class PartitionLink:
             held_epoch=self._held_epoch,
             client_timeout_ms=self._settings.client_timeout_ms,
             partitions=self._settings.partitions,
-            witnessed_commit=self._witnessed_commit,
+            witnessed_commit=self.witnessed_commit,
         )
         try:
             claimed = await self._answer(node, "a claim", node.storage.ClaimPartition(claim))
@@ -337,7 +337,7 @@ class PartitionLink:
             self._outdated(self, max(held_version, version + (held_version == version)))
             raise
         self._held_epoch = claimed.broker_epoch
-        self._witnessed_commit = max(self._witnessed_commit, claimed.commit)
+        self.witnessed_commit = max(self.witnessed_commit, claimed.commit)
         if claimed.lost_commits and self._listener is not None:
             self._listener.commits_lost(self.partition)
         if claimed.report_required:
@@ -383,14 +383,16 @@ class PartitionLink:
             self._ended.set_exception(reason)
             self._ended.exception()  # marked as seen: the link may be stopping
 
-    def before_frame_sent(self) -> None:
+    def before_frame_sent(self, leaving: Collection[int]) -> None:
         if self._listener is not None:
-            self._listener.before_frame_sent(self.partition)
+            self._listener.before_frame_sent(leaving)
 
     def move(self, share_bytes: int, room_bytes: int) -> tuple[Sequence[AnyOperation], int]:
         """All waiting operations, as far as they fit and storage may owe answers."""
         moved = self._unanswered.move(share_bytes, room_bytes)
-        self._let_leave()
+        self._leaves = False  # the node has taken it from those that leave
+        if self._unanswered.gathered:
+            self._let_leave()
         return moved
 
     def _let_leave(self) -> None:
@@ -400,8 +402,8 @@ class PartitionLink:
 
     def take(self, frame: exchange_pb2.PartitionResponse) -> None:
         """Raises Unavailable if storage has reopened the partition."""
-        if (commit := frame.commit) > self._witnessed_commit:
-            self._witnessed_commit = commit
+        if (commit := frame.commit) > self.witnessed_commit:
+            self.witnessed_commit = commit
         unanswered = self._unanswered
         for result in frame.results:
             request_id = result.request_id
@@ -431,8 +433,8 @@ class PartitionLink:
             listener.next_deadline(self.partition, in_ms)
 
     def take_plain(self, commit: int, results: Sequence[PlainResult]) -> None:
-        if commit > self._witnessed_commit:
-            self._witnessed_commit = commit
+        if commit > self.witnessed_commit:
+            self.witnessed_commit = commit
         unanswered = self._unanswered
         for result in results:
             unanswered.take_plain(result)

@@ -9,7 +9,7 @@ answer means is in `partition_link`.
 import asyncio
 import logging
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Final, Protocol
 
 import grpc
@@ -26,6 +26,7 @@ from tidemark.api.storage.v1 import exchange_pb2, storage_pb2_grpc
 from tidemark.errors import TidemarkError, Unavailable
 from tidemark.limits import FRAME_BYTES_MAX
 from tidemark.rpc.statuses import from_status
+from tidemark.turns import NEXT_TURN
 
 Stream = grpc.aio.StreamStreamCall[exchange_pb2.ExchangeRequest, exchange_pb2.ExchangeResponse]
 
@@ -41,8 +42,9 @@ class LinkPart(Protocol):
     @property
     def partition(self) -> int: ...
 
-    def before_frame_sent(self) -> None:
-        """Operations that must be in the next frame are added now."""
+    def before_frame_sent(self, leaving: Collection[int]) -> None:
+        """Operations that must be in the next frame are added now, of all partitions that leave
+        with it. They may let other partitions leave as well."""
 
     def move(self, share_bytes: int, room_bytes: int) -> tuple[Sequence[AnyOperation], int]:
         """Operations for a frame, and their size: at most `share_bytes`, or one that fits
@@ -137,6 +139,7 @@ class StorageNodeLink:
             async for frame in stream:
                 self.frames_received += 1
                 self._take_frame(frame)
+                await NEXT_TURN  # frames to clients are on their way before another is asked for
             reason = Unavailable("storage ended the exchange")
             self._on_broken()
         except TidemarkError as error:
@@ -156,15 +159,17 @@ class StorageNodeLink:
     def _take_frame(self, frame: exchange_pb2.ExchangeResponse) -> None:
         last: LinkPart | None = None
         bound = self._bound
-        for response in frame.parts:
-            link, broker_epoch = bound.get(response.partition, (None, 0))
-            if link is not None and broker_epoch == response.broker_epoch:
-                self._take(link, response)
-                last = link
-            # else of an earlier bind, whose link has dropped its callers
-        if frame.HasField("columns"):
+        has_columns = frame.HasField("columns")
+        if len(frame.ListFields()) > has_columns:  # else it has nothing but columns, as most
+            for response in frame.parts:
+                link, broker_epoch = bound.get(response.partition, (None, 0))
+                if link is not None and broker_epoch == response.broker_epoch:
+                    self._take(link, response)
+                    last = link
+                # else of an earlier bind, whose link has dropped its callers
+        if has_columns:
             last = self._take_columns(frame.columns) or last
-        if last is None:
+        if last is None:  # nothing was handed out
             return
         try:
             last.frame_taken()  # once: what all of them bring is delivered together
@@ -172,12 +177,12 @@ class StorageNodeLink:
             _log.exception("a frame was not taken")
 
     def _take_columns(self, columns: exchange_pb2.ResultColumns) -> LinkPart | None:
-        """Returns one of the links that took something. The hand-outs of all of them are passed on
-        together, after all results."""
+        """Returns one of the links if anything was handed out. The hand-outs of all of them are
+        passed on together, after all results."""
         last: LinkPart | None = None
         handed_out: list[HandOutRow] = []
         try:
-            taken = list(read_results(columns))
+            taken = read_results(columns)
         except ValueError as error:  # nothing of the stream is to be relied on
             raise Unavailable(f"storage has sent columns that cannot be read: {error}") from None
         for partition, epoch, commit, results, hand_outs in taken:
@@ -187,11 +192,12 @@ class StorageNodeLink:
             link.take_plain(commit, results)
             handed_out += hand_outs
             last = link
-        if last is not None and handed_out:
-            try:
-                last.handed_out_many(handed_out)
-            except Exception:  # as `pass_on` does
-                _log.exception("hand-outs were not taken")
+        if last is None or not handed_out:
+            return None
+        try:
+            last.handed_out_many(handed_out)
+        except Exception:  # as `pass_on` does
+            _log.exception("hand-outs were not taken")
         return last
 
     def _take(self, link: LinkPart, response: exchange_pb2.PartitionResponse) -> None:
@@ -237,13 +243,17 @@ class StorageNodeLink:
 
     def _next_frame(self) -> exchange_pb2.ExchangeRequest | None:
         """The waiting operations of all partitions, as far as they fit a frame."""
-        self._prepare()
+        if self._leaving:
+            next(iter(self._leaving.values())).before_frame_sent(self._leaving)
         frame = exchange_pb2.ExchangeRequest()
-        for partition, broker_epoch in self._unbinds.items():
-            frame.unbinds.add(partition=partition, broker_epoch=broker_epoch)
-        for partition, broker_epoch in self._binds.items():
-            frame.binds.add(partition=partition, broker_epoch=broker_epoch)
-        self._forget_pending()
+        has_binds = bool(self._unbinds or self._binds)
+        if has_binds:
+            for partition, broker_epoch in self._unbinds.items():
+                frame.unbinds.add(partition=partition, broker_epoch=broker_epoch)
+            for partition, broker_epoch in self._binds.items():
+                frame.binds.add(partition=partition, broker_epoch=broker_epoch)
+            self._forget_pending()
+        self._wakeup.clear()
         leaving, self._leaving = self._leaving, {}  # links that have more come back first
         share_bytes = _OPERATIONS_BYTES_MAX // max(1, len(leaving))
         frame_bytes = 0
@@ -259,13 +269,4 @@ class StorageNodeLink:
             if not columns.add(partition, epoch, moved):
                 part = frame.parts.add(partition=partition, broker_epoch=epoch)
                 part.operations.extend(map(as_operation, moved))
-        columns.write_to(frame)
-        return frame if columns or frame.parts or frame.binds or frame.unbinds else None
-
-    def _prepare(self) -> None:
-        """Let every link that sends add to the frame, which may let other links send as well."""
-        prepared: set[int] = set()
-        while unprepared := [each for each in self._leaving if each not in prepared]:
-            for partition in unprepared:
-                prepared.add(partition)
-                self._leaving[partition].before_frame_sent()
+        return frame if columns.write_to(frame) or has_binds or frame.parts else None

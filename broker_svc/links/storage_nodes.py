@@ -17,6 +17,7 @@ from tidemark.api.storage.v1 import storage_pb2, storage_pb2_grpc
 from tidemark.clock import Clock
 from tidemark.errors import ClusterMismatch, PartitionNotFound, TidemarkError, Unavailable
 from tidemark.registry.observation import Observation
+from tidemark.rpc.witnesses import witness_of
 from tidemark.settings import BrokerSettings
 
 ANSWER_MS_MAX: Final = 5_000
@@ -51,9 +52,15 @@ class StorageNodes:
     """All nodes, by the partitions that they hold. The only node of a cluster holds all of them."""
 
     def __init__(
-        self, nodes: Sequence[StorageNode], settings: BrokerSettings, clock: Clock
+        self,
+        nodes: Sequence[StorageNode],
+        settings: BrokerSettings,
+        clock: Clock,
+        witnessed_commit: Callable[[int], int] = lambda _partition: 0,
     ) -> None:
+        """`witnessed_commit` returns the last commit of a partition that this broker has seen."""
         self.nodes = nodes
+        self.witnessed_commit = witnessed_commit
         self.members: Observation | None = None
         """The nodes in the registry, which assigns partitions of a shared store to them; None
         without a registry."""
@@ -118,7 +125,8 @@ class StorageNodes:
     async def storage(self, partition: int) -> storage_pb2_grpc.StorageServiceStub:
         """The unary calls of the node that holds a partition; raises Unavailable.
 
-        A call that finds the partition gone is made again where it is then.
+        A call that finds the partition gone is made again where it is then. It carries the last
+        commit that this broker has seen, which may be lost there.
         """
         await self.locate(partition)
         calls = _HolderCalls(self, partition, self._clock)
@@ -190,10 +198,11 @@ class _HolderCalls:
 
     def __getattr__(self, name: str) -> Callable[[Any], Awaitable[Any]]:
         async def call(request: Any) -> Any:
+            witness = witness_of(self._nodes.witnessed_commit(self._partition))
             for _ in range(_CALLS_MAX):
                 node = await self._nodes.locate(self._partition)
                 try:
-                    return await getattr(node.storage, name)(request)
+                    return await getattr(node.storage, name)(request, metadata=witness)
                 except PartitionNotFound as error:  # nothing was done
                     self._nodes.lost(self._partition, error)
                 except Unavailable as error:

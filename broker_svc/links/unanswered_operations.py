@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 from typing import Final
 
-from broker_svc.links.frame_columns import AnyOperation, PlainOperation, PlainResult
+from broker_svc.links.frame_columns import AnyOperation, PlainOperation, PlainResult, pass_to
 from tidemark.api.storage.v1 import exchange_pb2
 from tidemark.limits import UNANSWERED_BYTES_MAX, UNANSWERED_OPERATIONS_MAX
 from tidemark.rpc.callbacks import Done, pass_on
@@ -115,10 +115,10 @@ class UnansweredOperations:
 
     def take_plain(self, result: PlainResult) -> None:
         """The same in columns."""
-        operation = self._pop(result.request_id)
+        operation = self._pop(result[0])
         if isinstance(operation, PlainOperation):
             try:
-                result.pass_to(operation)
+                pass_to(operation, result)
             except Exception:  # as `pass_on` does
                 _log.exception("a result was not taken")
             if self._is_awaited and not self._callers:

@@ -14,7 +14,7 @@ from typing import Final, Protocol
 from google.protobuf.message import DecodeError
 
 from broker_svc.consume.dispatcher import Dispatcher
-from broker_svc.links.frame_columns import OperationColumns, PlainOperation, Source
+from broker_svc.links.frame_columns import OperationColumns, PlainOperation
 from broker_svc.links.partition_link import PartitionLink
 from broker_svc.links.topic_cache import TopicCache
 from broker_svc.publish.publish_path import (
@@ -32,9 +32,8 @@ from tidemark import limits
 from tidemark.api.broker.v1 import message_pb2
 from tidemark.api.storage.v1 import exchange_pb2
 from tidemark.bodies import has_payloads
-from tidemark.clock import Clock
 from tidemark.errors import InvalidArgument, TidemarkError
-from tidemark.names import LmqName, is_lite, topic_of, validate_producer_id
+from tidemark.names import LmqName, topic_of, validate_producer_id
 from tidemark.rpc.statuses import from_status
 from tidemark.telemetry import tracing_enabled
 from tidemark.topics import Topic
@@ -45,11 +44,22 @@ OPERATION_BYTES_MAX: Final = 512 * 1024
 _RUN_BYTES: Final = 64
 """A generous size of what a run has in a frame beside its name and body."""
 
-_Run = tuple[int, str, bytes, int, int, int]
-"""Request id, lmq_name, body, count, sequence and partition, as they come from the columns."""
+Run = tuple[str, bytes, tuple[int, ...]]
+"""Its lmq_name, its body, and the four numbers of a run in a `RunArray`."""
 
 _Key = tuple[int, str]
 """Partition and topic."""
+
+
+def runs_of(array: message_pb2.RunArray) -> list[Run]:
+    """The runs of an array; raises InvalidArgument if its columns do not belong together."""
+    try:
+        number = iter(array.runs[:])
+        numbers = zip(number, number, number, number, strict=True)
+        return list(zip(array.lmq_names[:], array.bodies[:], numbers, strict=True))
+    except ValueError:
+        detail = "the columns of an array are of one length"
+        raise InvalidArgument(detail, field="run_arrays") from None
 
 
 class Results(Protocol):
@@ -75,12 +85,11 @@ class _Runs(PlainOperation):
         "array",
         "bodies",
         "body_bytes",
-        "counts",
         "link",
         "lmq_names",
+        "numbers",
         "publishers",
         "request_ids",
-        "sequences",
         "topic",
     )
 
@@ -92,40 +101,41 @@ class _Runs(PlainOperation):
         self.link = link
         self.topic = topic
         self._arrays = arrays
+        self.source = ""
+        self.topic_version = topic.version
+        self.size = self.body_bytes = 0
         self.request_ids: list[int] = []
         self.lmq_names: list[str] = []
         self.bodies: list[bytes] = []
-        self.counts: list[int] = []
-        self.sequences: list[int] = []
+        self.numbers: list[int] = []
+        """The count and the sequence of each run."""
         self.publishers: list[Publisher] = []
-        self.body_bytes = 0
+
+    @property
+    def counts(self) -> Sequence[int]:
+        """Messages of each run."""
+        return self.numbers[::2]
 
     def has_room(self, body_bytes: int) -> bool:
         fits = self.body_bytes + body_bytes <= OPERATION_BYTES_MAX
         return fits and len(self.request_ids) < limits.APPENDS_PER_OPERATION_MAX
 
-    def add(self, run: _Run, publisher: Publisher) -> None:
-        request_id, lmq_name, body, count, sequence, _ = run
+    def add(self, run: Run, publisher: Publisher) -> None:
+        lmq_name, body, (request_id, count, sequence, _) = run
         self.request_ids.append(request_id)
         self.lmq_names.append(lmq_name)
         self.bodies.append(body)
-        self.counts.append(count)
-        self.sequences.append(sequence)
+        self.numbers += (count, sequence)
         self.publishers.append(publisher)
         self.body_bytes += len(body)
-
-    def finish(self) -> None:
-        """No more runs are added."""
-        producer_id = self.array.producer_id if any(self.sequences) else ""
-        self.source = Source(producer_id, self.topic.version)
-        names_bytes = sum(map(len, self.lmq_names))
-        self.size = self.body_bytes + 4 * names_bytes + _RUN_BYTES * len(self.request_ids)
+        self.size += len(body) + 4 * len(lmq_name) + _RUN_BYTES
+        if sequence:
+            self.source = self.array.producer_id
 
     def add_to(self, columns: OperationColumns) -> tuple[int, int]:
         columns.lmq_names += self.lmq_names
         columns.bodies += self.bodies
-        columns.counts += self.counts
-        columns.sequences += self.sequences
+        columns.runs += self.numbers
         return len(self.request_ids), 0
 
     def long_form(self) -> exchange_pb2.Operation:
@@ -134,9 +144,9 @@ class _Runs(PlainOperation):
         appends.lmq_names.extend(self.lmq_names)
         appends.bodies.extend(self.bodies)
         appends.counts.extend(self.counts)
-        appends.sequences.extend(self.sequences)
-        appends.producer_id = self.source.producer_id
-        appends.topic_version = self.source.topic_version
+        appends.sequences.extend(self.numbers[1::2])
+        appends.producer_id = self.source
+        appends.topic_version = self.topic_version
         return operation
 
     def stored(self, queue_ids: Sequence[int], first_offsets: Sequence[int]) -> None:
@@ -149,15 +159,10 @@ class _Runs(PlainOperation):
             publisher.unanswered -= 1
         self._arrays.answered(self, result)
 
-    def __getitem__(self, index: int) -> _Run:
-        return (
-            self.request_ids[index],
-            self.lmq_names[index],
-            self.bodies[index],
-            self.counts[index],
-            self.sequences[index],
-            self.link.partition,
-        )
+    def __getitem__(self, index: int) -> Run:
+        count, sequence = self.numbers[2 * index : 2 * index + 2]
+        numbers = self.request_ids[index], count, sequence, self.link.partition
+        return self.lmq_names[index], self.bodies[index], numbers
 
 
 class _Array:
@@ -166,7 +171,6 @@ class _Array:
     __slots__ = (
         "cache",
         "gathered",
-        "is_producer_checked",
         "now_ms",
         "producer_id",
         "results",
@@ -184,7 +188,6 @@ class _Array:
     ) -> None:
         self.cache = cache
         self.producer_id = producer_id
-        self.is_producer_checked = False
         self.results = results
         self.share_bytes = share_bytes
         """The share of each of its runs in the bytes that the client may leave unanswered."""
@@ -192,12 +195,6 @@ class _Array:
         self.traced = tracing_enabled()
         self.gathered: dict[_Key, _Runs] = {}
         """Runs that wait for the next operation."""
-
-    def check_producer(self) -> None:
-        """Raise if runs of this producer cannot have sequences."""
-        if not self.is_producer_checked:
-            validate_producer_id(self.producer_id)
-            self.is_producer_checked = True
 
     def refuse(self, request_id: int, error: TidemarkError) -> None:
         self.results.published(refused(request_id, error), self.share_bytes)
@@ -212,52 +209,50 @@ class RunArrays:
         links: Mapping[int, PartitionLink],
         topics: TopicCache,
         dispatcher: Dispatcher,
-        clock: Clock,
     ) -> None:
         self._publish_path = publish_path
         self._links = links
         self._topics = topics
         self._dispatcher = dispatcher
-        self._clock = clock
 
     def submit(
         self,
-        runs: message_pb2.RunArray,
+        runs: Sequence[Run],
         cache: PublisherCache,
         producer_id: str,
         results: Results,
         share_bytes: int,
+        now_ms: int,
     ) -> None:
         """Publish an array; `results` gets the result of each run, after its commit."""
-        now_ms = self._clock.monotonic_ms()
         array = _Array(cache, producer_id, results, share_bytes, now_ms)
-        for run in zip(
-            runs.request_ids,
-            runs.lmq_names,
-            runs.bodies,
-            runs.counts,
-            runs.sequences,
-            runs.partitions,
-            strict=True,
-        ):
+        for run in runs:
             try:
                 self._take(array, run)
             except TidemarkError as error:
-                array.refuse(run[0], error)
+                array.refuse(run[2][0], error)
         self._send_all(array)
 
-    def _take(self, array: _Array, run: _Run) -> None:
-        _, lmq_name, body, count, sequence, partition = run
+    def _take(self, array: _Array, run: Run) -> None:
+        lmq_name, body, (_, count, sequence, partition) = run
         body_bytes = len(body)
-        if not _is_plain(body, count):
+        bytes_max = min(limits.RUN_BYTES_MAX, count * limits.MESSAGE_BYTES_MAX)
+        if (  # else it passes all checks of its messages, as most do, without being parsed
+            count > limits.RUN_MESSAGES_MAX
+            or body_bytes > bytes_max
+            or not has_payloads(body, count)
+        ):
             check_body_bytes(body_bytes)  # as it is sent on: parsed, it may be smaller
             check_run(_single(run), array.producer_id)
-        elif sequence and not array.is_producer_checked:
-            array.check_producer()
+        elif sequence:
+            validate_producer_id(array.producer_id)
         publisher = self._publisher(array, lmq_name)
         key = partition, topic_of(lmq_name)
         runs = array.gathered.get(key)
-        if publisher is not None and (runs is None or not runs.has_room(body_bytes)):
+        if runs is not None and not runs.has_room(body_bytes):
+            self._send(array.gathered.pop(key))
+            runs = None
+        if runs is None and publisher is not None:
             runs = self._begin(array, key)
         if publisher is None or runs is None:
             self._publish_alone(array, run)
@@ -272,14 +267,13 @@ class RunArrays:
         if array.traced or lmq_name in cache.opening:
             return None
         publisher = cache.find(lmq_name, array.now_ms)
-        if publisher is not None and is_lite(lmq_name) and not publisher.lease.failed:
+        if publisher is not None and "/" in lmq_name and not publisher.lease.failed:
             return publisher
         topic = self._topics.known(LmqName.parse(lmq_name).topic)
         return None if topic is None else self._publish_path.publisher(lmq_name, topic, cache)
 
     def _begin(self, array: _Array, key: _Key) -> _Runs | None:
         """An operation for further runs; None if its topic is not known."""
-        self._send(array, key)
         partition, topic_name = key
         link, topic = self._links.get(partition), self._topics.known(topic_name)
         if link is None or topic is None:
@@ -288,26 +282,24 @@ class RunArrays:
         runs = array.gathered[key] = _Runs(self, array, link, topic)
         return runs
 
-    def _publish_alone(self, array: _Array, run: _Run) -> None:
+    def _publish_alone(self, array: _Array, run: Run) -> None:
         self._send_all(array)  # an earlier run of the same queue may be among them
         done = partial(array.results.published, size=array.share_bytes)
-        self._publish_path.submit(_single(run), array.cache, array.producer_id, done, run[2])
+        self._publish_path.submit(_single(run), array.cache, array.producer_id, done, run[1])
 
     # --- to storage ----------------------------------------------------------------------------
 
     def _send_all(self, array: _Array) -> None:
-        for key in list(array.gathered):
-            self._send(array, key)
+        gathered, array.gathered = array.gathered, {}
+        for runs in gathered.values():
+            self._send(runs)
 
-    def _send(self, array: _Array, key: _Key) -> None:
-        runs = array.gathered.pop(key, None)
-        if runs is None:
-            return
-        runs.finish()
+    def _send(self, runs: _Runs) -> None:
         for publisher in runs.publishers:
             publisher.unanswered += 1
-        runs.link.ask_plain(runs, len(runs.request_ids))
-        self._dispatcher.on_appends_queued(key[0], runs.lmq_names, runs.counts, runs.bodies)
+        link, lmq_names = runs.link, runs.lmq_names
+        link.ask_plain(runs, len(lmq_names))
+        self._dispatcher.on_appends_queued(link.partition, lmq_names, runs.counts, runs.bodies)
 
     def answered(self, runs: _Runs, result: exchange_pb2.OperationResult | TidemarkError) -> None:
         """Storage has answered in the long form, or will not answer."""
@@ -345,22 +337,23 @@ class RunArrays:
         repeats = {each.index: each.schedule_id for each in appends.repeated_runs}
         for index, publisher in enumerate(runs.publishers):
             run, error = runs[index], refusals.get(index)
+            request_id, count, _, partition = run[2]
             if error is None:
-                self._publish_path.published.add(run[3], runs.topic.name)
+                self._publish_path.published.add(count, runs.topic.name)
                 appended = exchange_pb2.AppendResult(
                     queue_id=appends.queue_ids[index],
                     first_offset=appends.first_offsets[index],
                     schedule_id=repeats.get(index, 0),
                     duplicate=index in repeats,
                 )
-                result = published(run[0], publisher, runs.link.partition, appended)
+                result = published(request_id, publisher, partition, appended)
                 array.results.published(result, array.share_bytes)
             elif is_outdated(error):
                 done = partial(array.results.published, size=array.share_bytes)
-                single = (_single(run), publisher, array.producer_id, array.cache, done, run[2])
-                self._publish_path.repeat(Attempt(*single), runs.link.partition)
+                single = (_single(run), publisher, array.producer_id, array.cache, done, run[1])
+                self._publish_path.repeat(Attempt(*single), partition)
             else:
-                result = message_pb2.PublishResult(request_id=run[0], error=error)
+                result = message_pb2.PublishResult(request_id=request_id, error=error)
                 array.results.published(result, array.share_bytes)
 
 
@@ -371,25 +364,19 @@ def _drop_failed(cache: PublisherCache, publishers: Iterable[Publisher]) -> None
             cache.destroy(publisher)
 
 
-def _is_plain(body: bytes, count: int) -> bool:
-    """Whether a run passes all checks of its messages, as most do, without being parsed."""
-    return (
-        0 < count <= limits.RUN_MESSAGES_MAX
-        and len(body) <= min(limits.RUN_BYTES_MAX, count * limits.MESSAGE_BYTES_MAX)
-        and has_payloads(body, count)
-    )
-
-
-def _single(run: _Run) -> message_pb2.PublishRun:
-    """The same run in the long form."""
-    request_id, lmq_name, body, count, sequence, partition = run
-    single = message_pb2.PublishRun(
-        request_id=request_id,
-        lmq_name=lmq_name,
-        count=count,
-        sequence=sequence,
-        partition=partition,
-    )
+def _single(run: Run) -> message_pb2.PublishRun:
+    """The same run in the long form, whose numbers have less room."""
+    lmq_name, body, (request_id, count, sequence, partition) = run
+    try:
+        single = message_pb2.PublishRun(
+            request_id=request_id,
+            lmq_name=lmq_name,
+            count=count,
+            sequence=sequence,
+            partition=partition,
+        )
+    except ValueError:
+        raise InvalidArgument("a number is out of range", field="runs") from None
     try:
         single.batch.MergeFromString(body)
     except DecodeError:

@@ -11,15 +11,19 @@ import sys
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine
 from typing import Any, Final, TypeAlias
 
-from storage_svc.api.exchange_part import Asked, ExchangePart, Unsent, write_end
+from storage_svc.api.exchange_part import Asked, ExchangeLoad, ExchangePart, write_end
 from storage_svc.api.operation_columns import decode_columns
 from storage_svc.api.result_columns import ResultColumns
 from storage_svc.partition.partitions import Partitions
 from tidemark.api.storage.v1 import exchange_pb2
 from tidemark.errors import InvalidArgument, ShuttingDown, TidemarkError
+from tidemark.field_checks import check_range
 
 RESPONSE_BYTES_MAX: Final = 8 * 1024 * 1024
 """Results beyond this go into a frame of their own, so that every frame fits gRPC's limit."""
+
+PARTITION_MAX: Final = 2**32 - 1
+"""The highest number that a response can name."""
 
 UNSENT_RESULTS_MAX: Final = 20_000
 UNSENT_ENDS_MAX: Final = 1024
@@ -47,13 +51,14 @@ class Exchange:
         """Parts with something to send, in the order in which they take their share of a frame."""
         self._ends: dict[tuple[int, int], TidemarkError] = {}
         """Partitions and epochs that the stream does not carry, and why."""
-        self._unsent = Unsent()
+        self._load = ExchangeLoad()
         self._crowded: set[ExchangePart] = set()
         """Parts whose broker has sent more than it may."""
-        self._under_way = 0
         self._room = asyncio.Event()
         """Set while another frame may be taken."""
         self._answered_all = asyncio.Event()
+        """Not set while the end of all that is under way is waited for."""
+        self._answered_all.set()
         self._ended = False
         self._failure: Exception | None = None
         self._wakeup = asyncio.Event()
@@ -108,7 +113,7 @@ class Exchange:
         """The service is stopping: answer the frames that were taken, then end the stream."""
         await self._stopping.wait()
         taking.cancel()
-        await self._answered_all.wait()
+        await self._until_answered()
         raise ShuttingDown("the storage service is stopping")
 
     # --- from the broker -----------------------------------------------------------------------
@@ -116,27 +121,25 @@ class Exchange:
     async def _take(self, requests: AsyncIterator[exchange_pb2.ExchangeRequest]) -> None:
         """Submit frames as they come."""
         async for request in requests:
-            for unbind in request.unbinds:
-                self._unbind(unbind)
-            for bind in request.binds:
-                self._bind(bind)
             # First all are decoded, then all are submitted: see `CommonTurns`.
             for asked in self._decode(request):
-                self._under_way += 1
                 part = asked.part
                 part.submit(asked)
-                if part.crowded:
+                if part.is_crowded:
                     self._crowded.add(part)
             self._make_room()
-            await self._room.wait()
-        await self._answered_all.wait()
+            if not self._room.is_set():
+                await self._room.wait()
+        await self._until_answered()
         self._ended = True
         self._wakeup.set()
 
     def _bind(self, bind: exchange_pb2.Bind) -> None:
         try:
             partition = self._partitions.get(bind.partition)
-            part = ExchangePart(partition, bind.broker_epoch, self._unsent, self._has_news)
+            part = ExchangePart(
+                partition, bind.broker_epoch, self._load, self._has_news, self._answered
+            )
         except TidemarkError as error:
             self._refuse(bind.partition, bind.broker_epoch, error)
             return
@@ -152,32 +155,45 @@ class Exchange:
             self._close(part)
 
     def _decode(self, request: exchange_pb2.ExchangeRequest) -> list[Asked]:
-        """What is asked of partitions that the stream carries."""
+        """Unbind and bind; what is asked of the partitions that the stream carries then."""
         asked = []
-        for operations in request.parts:
-            part = self._bound(operations.partition, operations.broker_epoch)
-            if part is not None:
-                asked.append(part.decode(operations, self._answered))
-        if request.HasField("columns"):
-            asked += decode_columns(request.columns, self._bound, self._answered)
+        has_columns = request.HasField("columns")
+        if len(request.ListFields()) > has_columns:  # else it has nothing but columns, as most
+            for unbind in request.unbinds:
+                self._unbind(unbind)
+            for bind in request.binds:
+                self._bind(bind)
+            for operations in request.parts:
+                part = self._bound(operations.partition, operations.broker_epoch)
+                if part is not None:
+                    asked.append(part.decode(operations))
+        if has_columns:
+            asked += decode_columns(request.columns, self._bound)
         return asked
 
     def _bound(self, partition: int, broker_epoch: int) -> ExchangePart | None:
-        """None if the stream does not carry the partition, which is reported."""
+        """None if the stream does not carry the partition, which is reported. Raises for a number
+        that cannot be reported."""
         part = self._parts.get(partition)
         if part is None or part.broker_epoch != broker_epoch:
+            check_range("partition", partition, 0, PARTITION_MAX)
             detail = f"partition {partition} is not bound under epoch {broker_epoch}"
             self._refuse(partition, broker_epoch, InvalidArgument(detail, field="parts"))
             return None
         return part
 
     def _answered(self, part: ExchangePart) -> None:
-        self._under_way -= 1
-        if not self._under_way:
+        if not self._load.under_way and not self._answered_all.is_set():
             self._answered_all.set()
-        if self._crowded and part in self._crowded and not part.crowded:
+        if part in self._crowded and not part.is_crowded:
             self._crowded.discard(part)
             self._make_room()
+
+    async def _until_answered(self) -> None:
+        """Return once all operations that were taken are answered."""
+        while self._load.under_way:
+            self._answered_all.clear()
+            await self._answered_all.wait()
 
     def _find(self, partition: int, broker_epoch: int) -> ExchangePart | None:
         part = self._parts.get(partition)
@@ -195,13 +211,16 @@ class Exchange:
 
     def _make_room(self) -> None:
         """Take frames while no part has too much under way and the broker reads its results."""
-        read = (
-            self._unsent.result_bytes <= RESPONSE_BYTES_MAX
-            and self._unsent.results <= UNSENT_RESULTS_MAX
-            and len(self._ends) <= UNSENT_ENDS_MAX
-        )
-        _set_if(self._room, read and not self._crowded)
-        _set_if(self._answered_all, not self._under_way)
+        load, room = self._load, self._room
+        if (
+            self._crowded
+            or load.result_bytes > RESPONSE_BYTES_MAX
+            or load.results > UNSENT_RESULTS_MAX
+            or len(self._ends) > UNSENT_ENDS_MAX
+        ):
+            room.clear()
+        elif not room.is_set():
+            room.set()
 
     # --- to the broker -------------------------------------------------------------------------
 
@@ -221,16 +240,17 @@ class Exchange:
         frame_bytes = 0
         columns = ResultColumns()
         for part in changed:
-            failure = part.failure()
             # A frame without results takes any one of them, whatever its size.
             room_bytes = RESPONSE_BYTES_MAX - frame_bytes if frame_bytes else sys.maxsize
-            if failure is None:
-                moved_bytes = part.move_to(columns, min(share_bytes, room_bytes))
-                if moved_bytes:
-                    frame_bytes += moved_bytes
-                    continue
-                if not part.has_news:
-                    continue
+            moved_bytes = part.move_to(
+                columns, share_bytes if share_bytes < room_bytes else room_bytes
+            )
+            if moved_bytes:
+                frame_bytes += moved_bytes
+                continue
+            failure = part.failure()
+            if failure is None and not part.has_news:
+                continue
             response = frame.parts.add(partition=part.number, broker_epoch=part.broker_epoch)
             frame_bytes += part.write_to(response, share_bytes, room_bytes)
             if part.has_news:
@@ -243,10 +263,3 @@ class Exchange:
         if columns:
             columns.write_to(frame.columns)
         return frame if columns or frame.parts else None
-
-
-def _set_if(event: asyncio.Event, condition: bool) -> None:
-    if condition:
-        event.set()
-    else:
-        event.clear()

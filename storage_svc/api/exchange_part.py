@@ -6,7 +6,6 @@ and adds the events of the partition. A part that is fenced ends alone.
 
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from functools import partial
 from itertools import islice
 from typing import Final
 
@@ -17,8 +16,9 @@ from storage_svc.operations.operation import ExchangeResult, Operation
 from storage_svc.operations.publish import AppendedRuns, AppendRuns
 from storage_svc.operations.renew import Renewed
 from storage_svc.operations.reserve import Reserved
-from storage_svc.operations.standing import HandedOut, in_columns
+from storage_svc.operations.standing import HandedOut
 from storage_svc.partition.counters import Claim
+from storage_svc.partition.frames import Frame, measured, sampled
 from storage_svc.partition.partition import Partition
 from storage_svc.partition.partitions import not_held_here
 from tidemark.api.storage.v1 import exchange_pb2
@@ -40,14 +40,17 @@ _Answered = tuple[int, ExchangeResult | TidemarkError]
 """A request id and its result."""
 
 
-class Unsent:
-    """How much the parts of one exchange have for the next frames, all together."""
+class ExchangeLoad:
+    """What the parts of one exchange have to do and to send, all together."""
 
-    __slots__ = ("result_bytes", "results")
+    __slots__ = ("result_bytes", "results", "under_way")
 
     def __init__(self) -> None:
+        self.under_way = 0
+        """Requests that have no results yet."""
         self.results = 0
         self.result_bytes = 0
+        """Results for the next frames."""
 
 
 class ExchangePart:
@@ -57,17 +60,23 @@ class ExchangePart:
         self,
         partition: Partition,
         broker_epoch: int,
-        unsent: Unsent,
+        load: ExchangeLoad,
         changed: "Callable[[ExchangePart], None]",
+        answered: "Callable[[ExchangePart], None]",
     ) -> None:
-        """Raises why the partition cannot be bound. `changed` is called with news to send."""
+        """Raises why the partition cannot be bound. `changed` is called with news to send, and
+        `answered` when a request has its results and reading may go on."""
         partition.check_epoch(broker_epoch)
         self.number = partition.number
         self.broker_epoch = broker_epoch
+        self.is_crowded = False
+        """Whether the broker has sent more than it may leave unanswered."""
         self._partition = partition
-        self._changed = partial(changed, self)
+        self._report_change, self._report_answer = changed, answered
+        self._has_reported = False
+        """Whether the exchange knows that there is something to send."""
         self._events = partition.connect(broker_epoch, self._changed, self._handed_out)
-        self._all_unsent = unsent
+        self._load = load
         self._unsent: deque[tuple[int, ExchangeResult | TidemarkError, int]] = deque()
         """Request ids, results, and about how many bytes each takes in a frame."""
         self._unsent_bytes = 0
@@ -85,8 +94,8 @@ class ExchangePart:
         """The exchange carries the partition no longer: results that are not sent are dropped."""
         self._closed = True
         self._partition.disconnect(self._events)
-        self._all_unsent.results -= len(self._unsent)
-        self._all_unsent.result_bytes -= sum(result_bytes for _, _, result_bytes in self._unsent)
+        self._load.results -= len(self._unsent)
+        self._load.result_bytes -= self._unsent_bytes
         self._unsent.clear()
         self._unsent_bytes = 0
 
@@ -96,14 +105,6 @@ class ExchangePart:
         if not self._partition.is_open or self.failure() is not None:
             return None
         return self._partition.state.claim
-
-    @property
-    def crowded(self) -> bool:
-        """Whether the broker has sent more than it may leave unanswered."""
-        return (
-            self._unanswered > UNANSWERED_OPERATIONS_MAX
-            or self._unanswered_bytes > UNANSWERED_BYTES_MAX
-        )
 
     @property
     def has_news(self) -> bool:
@@ -135,35 +136,54 @@ class ExchangePart:
 
     # --- operations ----------------------------------------------------------------------------
 
-    def decode(
-        self,
-        request: exchange_pb2.PartitionOperations,
-        answered: "Callable[[ExchangePart], None]",
-    ) -> "Asked":
-        """The valid operations of a request, and why the others are refused; `answered` is called
-        once all have a result."""
-        asked = Asked(self, answered)
+    def decode(self, request: exchange_pb2.PartitionOperations) -> "Asked":
+        """The valid operations of a request, and why the others are refused."""
+        asked = Asked(self)
         asked.size, asked.unanswered = request.ByteSize(), len(request.operations)
+        callers: list[str] = []
         for each in request.operations:
             try:
                 operation = codec.decode_operation(each)
             except TidemarkError as error:
                 asked.refused.append((each.request_id, error))
                 continue
-            if each.traceparent or asked.callers:
-                asked.callers += [""] * (len(asked.operations) - len(asked.callers))
-                asked.callers.append(each.traceparent)
+            if each.traceparent or callers:
+                callers += [""] * (len(asked.operations) - len(callers))
+                callers.append(each.traceparent)
             asked.operations.append(operation)
             asked.request_ids.append(each.request_id)
             if isinstance(operation, AppendRuns):
-                asked.unanswered += len(operation.appends) - 1
+                asked.unanswered += len(operation.runs) - 1
+        asked.callers = sampled(callers)
+        asked.body_bytes, asked.steps = measured(asked.operations)
         return asked
 
     def submit(self, asked: "Asked") -> None:
         """Submit what was decoded."""
+        self._load.under_way += 1
         self._unanswered += asked.unanswered
         self._unanswered_bytes += asked.size
-        self._partition.submit_for(asked, asked.operations, asked.callers, self.broker_epoch)
+        if (
+            self._unanswered > UNANSWERED_OPERATIONS_MAX
+            or self._unanswered_bytes > UNANSWERED_BYTES_MAX
+        ):
+            self.is_crowded = True
+        self._partition.submit_frame(asked)
+
+    def answered(self, asked: "Asked") -> None:
+        """All operations of a request have their results."""
+        load = self._load
+        self._unanswered -= asked.unanswered
+        self._unanswered_bytes -= asked.size
+        load.under_way -= 1
+        if self.is_crowded:
+            self.is_crowded = (
+                self._unanswered > UNANSWERED_OPERATIONS_MAX
+                or self._unanswered_bytes > UNANSWERED_BYTES_MAX
+            )
+            self._report_answer(self)
+        elif not load.under_way:
+            self._report_answer(self)
 
     def take_results(self, results: Iterable[_Answered]) -> None:
         """Keep results for the next frame."""
@@ -180,18 +200,19 @@ class ExchangePart:
             kept += 1
             result_bytes += size
         self._unsent_bytes += result_bytes
-        self._all_unsent.results += kept
-        self._all_unsent.result_bytes += result_bytes
-        self._changed()
+        self._load.results += kept
+        self._load.result_bytes += result_bytes
+        if not self._has_reported:
+            self._has_reported = True
+            self._report_change(self)
 
-    def answered(self, operations: int, size: int) -> None:
-        """All operations of a request have their results."""
-        self._unanswered -= operations
-        self._unanswered_bytes -= size
-
-    def _handed_out(self, results: Sequence[Reserved]) -> None:
+    def _handed_out(self, results: Sequence[Reserved | HandedOut]) -> None:
         """Results of standing reserves: in order with those of operations."""
-        self.take_results([(0, each) for each in in_columns(results)])
+        self.take_results([(0, each) for each in results])
+
+    def _changed(self) -> None:
+        self._has_reported = True
+        self._report_change(self)
 
     # --- frames --------------------------------------------------------------------------------
 
@@ -199,8 +220,10 @@ class ExchangePart:
         """Move all that there is into columns, and return about how many bytes that takes; 0 if it
         does not fit in them, and nothing was moved."""
         events, used_bytes = self._events, self._unsent_bytes
+        self._has_reported = False
         if (
-            not self._is_plain
+            not self._partition.is_held_under(self.broker_epoch)
+            or not self._is_plain
             or not 0 < used_bytes <= bytes_max
             or events.health_changed
             or events.next_deadline_changed
@@ -209,8 +232,8 @@ class ExchangePart:
         ):
             return 0
         columns.add(self.number, self.broker_epoch, self._commit, self._unsent)
-        self._all_unsent.results -= len(self._unsent)
-        self._all_unsent.result_bytes -= used_bytes
+        self._load.results -= len(self._unsent)
+        self._load.result_bytes -= used_bytes
         self._unsent.clear()
         self._unsent_bytes = 0
         return used_bytes
@@ -222,6 +245,7 @@ class ExchangePart:
 
         They take at most `share_bytes`, or one result that fits `room_bytes`.
         """
+        self._has_reported = False
         used_bytes = self._write_results(response, share_bytes, room_bytes)
         response.commit = self._commit
         events = self._events
@@ -265,43 +289,32 @@ class ExchangePart:
         self._unsent_bytes -= used_bytes
         if not self._unsent:
             self._is_plain = True
-        self._all_unsent.results -= moved
-        self._all_unsent.result_bytes -= used_bytes
+        self._load.results -= moved
+        self._load.result_bytes -= used_bytes
         return used_bytes
 
 
-class Asked:
+class Asked(Frame):
     """Operations that one frame of the broker has for a partition, until all have their results."""
 
-    __slots__ = (
-        "_answered",
-        "_results",
-        "callers",
-        "operations",
-        "part",
-        "refused",
-        "request_ids",
-        "size",
-        "unanswered",
-    )
+    __slots__ = ("_results", "part", "refused", "request_ids", "size", "unanswered")
 
-    def __init__(
-        self,
-        part: ExchangePart,
-        answered: Callable[[ExchangePart], None],
-    ) -> None:
+    operations: list[Operation[ExchangeResult]]
+
+    def __init__(self, part: ExchangePart) -> None:
+        self.operations = []
+        self.callers = ()
+        self.broker_epoch = part.broker_epoch
+        self.body_bytes = self.steps = 0
+        self.is_answered = False
+        self.part = part
         self.size = 0
         """In bytes, as the broker counts it or less."""
         self.unanswered = 0
         """How many operations it counts for: some are for many runs."""
-        self.operations: list[Operation[ExchangeResult]] = []
         self.request_ids: list[int] = []
-        self.callers: list[str] = []
-        """Trace contexts of the operations; empty if none has one."""
         self.refused: list[_Answered] = []
         """Operations that were malformed; their results follow those of the others."""
-        self.part = part
-        self._answered = answered
         self._results = 0
 
     def add(
@@ -309,6 +322,7 @@ class Asked:
         request_id: int,
         operation: Operation[ExchangeResult] | TidemarkError,
         unanswered: int,
+        steps: int,
         size: int,
     ) -> None:
         """One more operation, or why it is refused."""
@@ -319,28 +333,27 @@ class Asked:
         else:
             self.operations.append(operation)
             self.request_ids.append(request_id)
+            self.steps += steps
+            self.body_bytes += size
 
     def answer(self, results: Sequence[ExchangeResult | TidemarkError]) -> None:
-        """The commit of the next operations is durable: their results go into the next frame."""
-        first, self._results = self._results, self._results + len(results)
-        request_ids = self.request_ids
+        """The results go into the next frame."""
+        first, request_ids, part = self._results, self.request_ids, self.part
+        end = self._results = first + len(results)
+        if end == len(request_ids):
+            self.is_answered = True
+            part.answered(self)
         if len(results) < len(request_ids):  # the partition has cut the request
-            request_ids = request_ids[first : self._results]
-        self._take([*zip(request_ids, results, strict=True)])
+            request_ids = request_ids[first:end]
+        answered = zip(request_ids, results, strict=True)
+        if self.refused and self.is_answered:
+            part.take_results([*answered, *self.refused])
+        else:
+            part.take_results(answered)
 
     def fail(self, error: TidemarkError) -> None:
-        left = self.request_ids[self._results :]
-        if left or not self._results:
-            self._results = len(self.request_ids)
-            self._take([(each, error) for each in left])
-
-    def _take(self, results: list[_Answered]) -> None:
-        part = self.part
-        if self._results == len(self.request_ids):
-            part.answered(self.unanswered, self.size)
-            self._answered(part)
-            results += self.refused
-        part.take_results(results)
+        if not self.is_answered:
+            self.answer([error] * (len(self.request_ids) - self._results))
 
 
 def write_end(response: exchange_pb2.PartitionResponse, reason: TidemarkError) -> None:
@@ -357,14 +370,12 @@ def _plain_bytes_of(result: ExchangeResult | TidemarkError) -> int:
     """A quick estimate of its size in columns; 0 if it does not fit in them."""
     size = RESULT_BYTES
     if isinstance(result, AppendedRuns):
-        for run in result.runs:
-            if isinstance(run, TidemarkError) or run.duplicate or run.schedule_id:
-                return 0
-            size += RUN_BYTES
-        return size
+        if result.repeats or result.refused:
+            return 0
+        return size + RUN_BYTES * (len(result.places) // 2)
     if isinstance(result, HandedOut):
-        for reserved in result.results:
-            size += HAND_OUT_BYTES + len(reserved.slices[0].body)
+        for _, _, _, _, _, _, body, *_ in result.hand_outs:
+            size += HAND_OUT_BYTES + len(body)
         return size
     return size if isinstance(result, Acked) and not result.refused else 0
 
@@ -373,9 +384,7 @@ def _bytes_of(result: ExchangeResult | TidemarkError) -> int:
     """A quick estimate of its size in a frame."""
     size = RESULT_BYTES
     if isinstance(result, AppendedRuns):
-        for run in result.runs:
-            size += ERROR_BYTES if isinstance(run, TidemarkError) else RUN_BYTES
-        return size
+        return size + RUN_BYTES * (len(result.places) // 2) + ERROR_BYTES * len(result.refused)
     if isinstance(result, Acked | Renewed):
         return size + ERROR_BYTES * len(result.refused) if result.refused else size
     if isinstance(result, Reserved):

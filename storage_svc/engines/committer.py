@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from contextvars import Context
 from functools import partial
-from typing import Final, Generic, NamedTuple, Protocol, TypeVar
+from typing import Final, Generic, Protocol, TypeVar
 
 from storage_svc.engines.disk_thread import WorkEnded
 from storage_svc.engines.engine import Batch, CommitEnded
@@ -37,19 +37,16 @@ _log = logging.getLogger(__name__)
 Encoded = TypeVar("Encoded")
 
 
-class Commit(NamedTuple):
-    """A batch of one partition, and what is called with its outcome."""
-
-    prefix: bytes
-    batch: Batch
-    ended: CommitEnded
+Commit = tuple[bytes, Batch, CommitEnded]
+"""The prefix of a partition, its batch, and what is called with the outcome. A plain tuple: a turn
+makes one for each partition."""
 
 
 class Log(Protocol[Encoded]):
     """The write-ahead log of a node."""
 
     def encode(self, commits: Sequence[Commit], onto: Encoded | None) -> Encoded:
-        """Add commits to what is encoded already, or begin; raises what is wrong with them."""
+        """Add commits to what is encoded already, or begin; raises if one cannot be encoded."""
         ...
 
     def write(self, encoded: Encoded) -> bool:
@@ -63,45 +60,66 @@ class Log(Protocol[Encoded]):
 
 
 class Gather(Generic[Encoded]):
-    """Commits that become durable together. They are encoded as they arrive, beside the sync."""
+    """Commits that become durable together. Those that arrive during a sync are encoded beside it,
+    all of one turn at once."""
 
-    __slots__ = ("_encoded", "bytes_approx", "commits")
+    __slots__ = ("_encoded", "_encoded_commits", "bytes_approx", "commits")
 
     def __init__(self) -> None:
         self.commits: list[Commit] = []
         self.bytes_approx = 0
         self._encoded: Encoded | None = None
+        self._encoded_commits = 0
 
-    def has_room(self, batch: Batch) -> bool:
-        return not self.commits or self.bytes_approx + batch.bytes_approx <= GATHER_BYTES_MAX
-
-    def add(self, commit: Commit, log: Log[Encoded]) -> None:
-        """Raises what is wrong with the commit; the others are not affected."""
+    def encode(self, log: Log[Encoded]) -> None:
+        """Encode the commits that are not yet. One that cannot be encoded fails alone."""
+        added = self.commits[self._encoded_commits :] if self._encoded_commits else self.commits
+        if not added:
+            return
         encoded, self._encoded = self._encoded, None  # half a commit must never be written
-        if encoded is not None or not self.commits:
-            self._encoded = log.encode([commit], encoded)
-        else:
-            log.encode([commit], None)
-        self.commits.append(commit)
-        self.bytes_approx += commit.batch.bytes_approx
+        try:
+            self._encoded = log.encode(added, encoded)
+        except Exception:
+            self._leave_out(log)
+        self._encoded_commits = len(self.commits)
 
-    def take_encoded(self, log: Log[Encoded]) -> Encoded:
-        encoded, self._encoded = self._encoded, None
-        return log.encode(self.commits, None) if encoded is None else encoded
+    def _leave_out(self, log: Log[Encoded]) -> None:
+        """Encode all commits once more, without those that cannot be."""
+        commits, self.commits, self._encoded = self.commits, [], None
+        for commit in commits:
+            try:
+                log.encode([commit], None)
+            except Exception as error:
+                _end(commit, error)
+            else:
+                self.commits.append(commit)
+        if self.commits:
+            self._encoded = log.encode(self.commits, None)
+
+    def take_encoded(self, log: Log[Encoded]) -> Encoded | None:
+        """None if no commit can be encoded."""
+        self.encode(log)
+        encoded, self._encoded, self._encoded_commits = self._encoded, None, 0
+        return encoded
 
     def complete(self) -> None:
-        for commit in self.commits:
+        for _, _, ended in self.commits:
             try:
-                commit.ended(None)
+                ended(None)
             except Exception:
                 _log.exception(_ENDED_RAISED)
 
     def fail(self, error: Callable[[], CommitOutcomeUnknown]) -> None:
         for commit in self.commits:
-            try:
-                commit.ended(error())
-            except Exception:
-                _log.exception(_ENDED_RAISED)
+            _end(commit, error())
+
+
+def _end(commit: Commit, error: Exception) -> None:
+    _, _, ended = commit
+    try:
+        ended(error)
+    except Exception:
+        _log.exception(_ENDED_RAISED)
 
 
 class Committer(Generic[Encoded]):
@@ -118,6 +136,7 @@ class Committer(Generic[Encoded]):
         self._writing: Gather[Encoded] | None = None
         """The gather that is written, or whose sync is under way."""
         self._sync_started_ns = 0
+        self._turn_asked = False
         self._idle = asyncio.Event()
         """Set while nothing is to be made durable."""
         self._idle.set()
@@ -136,23 +155,34 @@ class Committer(Generic[Encoded]):
         one call after the other. An `ended` that raises is logged and holds up no other."""
         if self.fault is not None:
             raise self._outcome_unknown()
-        if not self._gathers or not self._gathers[-1].has_room(batch):
-            self._gathers.append(Gather())
-        self._gathers[-1].add(Commit(prefix, batch, ended), self._log)
-        if self._idle.is_set():
+        size, gathers = batch.bytes_approx, self._gathers
+        if not gathers or gathers[-1].bytes_approx + size > GATHER_BYTES_MAX:
+            gathers.append(Gather())
+        gather = gathers[-1]
+        gather.commits.append((prefix, batch, ended))
+        gather.bytes_approx += size
+        if not self._turn_asked:
             # In the next turn: other partitions hand over theirs in this one.
+            self._turn_asked = True
             self._idle.clear()
-            asyncio.get_running_loop().call_soon(self._write_next, context=self._context)
+            asyncio.get_running_loop().call_soon(self._take_turn, context=self._context)
 
     async def close(self) -> None:
         """Finish what was handed over; a write that would have to wait fails instead."""
         self._closing = True
         await self._idle.wait()
 
+    def _take_turn(self) -> None:
+        """Commits were handed over: write them, or encode them beside the sync under way."""
+        self._turn_asked = False
+        if self._writing is None:
+            self._write_next()
+            return
+        for gather in self._gathers:
+            gather.encode(self._log)
+
     def _write_next(self) -> None:
         """Write what has gathered, and have it synced."""
-        while self._gathers and not self._gathers[0].commits:
-            self._gathers.popleft()  # its only commit could not be encoded
         if self._gathers:
             self._writing = self._gathers.popleft()
             self._write()
@@ -164,7 +194,11 @@ class Committer(Generic[Encoded]):
         gather = self._writing
         assert gather is not None, "it was taken"
         try:
-            if self._log.write(gather.take_encoded(self._log)):
+            encoded = gather.take_encoded(self._log)
+            if encoded is None:
+                self._write_next()
+                return
+            if self._log.write(encoded):
                 self._sync_started_ns = _CLOCK.monotonic_ns()
                 self._log.begin_sync(self._on_synced)
                 return

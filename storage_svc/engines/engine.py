@@ -276,7 +276,8 @@ class Engine(Protocol):
     def reader(self) -> Reader: ...
 
     async def free_bytes(self) -> int:
-        """Free room where it stores; read every second, so it must be cheap."""
+        """Free room where it stores; read every second, so it must be cheap. Raises what `verify`
+        does if that was noticed on the way: the engine has failed then."""
         ...
 
     async def close(self) -> None:

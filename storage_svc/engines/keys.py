@@ -10,8 +10,9 @@ keys below a string share a prefix that no other string's keys have. (A length p
 length first; no key uses one.)
 """
 
-from functools import lru_cache
 from struct import Struct
+
+from tidemark.name_caches import name_cache
 
 _u16 = Struct(">H")
 _u32 = Struct(">I")
@@ -51,7 +52,7 @@ def text(value: bytes) -> bytes:
     return value.replace(b"\x00", b"\x00\xff") + _END
 
 
-@lru_cache(maxsize=1024)
+@name_cache
 def name(value: str) -> bytes:
     """`text` of a group or a fairness key: few of them are in nearly every row."""
     return text(value.encode())

@@ -5,7 +5,6 @@ catalogue of tables, with the meaning of each key and value, is in `engines/engi
 fixed numbers, then texts.
 """
 
-from functools import lru_cache
 from struct import Struct
 from typing import NamedTuple
 
@@ -15,6 +14,7 @@ from storage_svc.engines.keys import name, prefix_end, read_text, read_u16, text
 from storage_svc.engines.reservation_rows import reservation_value
 from storage_svc.queue.record import QueueRecord
 from storage_svc.queue.reservation import Reservation
+from tidemark.name_caches import name_cache
 
 GROUPS_INLINE_MAX = 4
 """Groups that share the row of their queue; once a queue has more, each has a separate row."""
@@ -34,7 +34,7 @@ _COUNTS = Struct(">QQQQQQ")
 _COUNTS_AT = 32  # messages, body_bytes, scheduled and the bounds
 
 
-@lru_cache(maxsize=4096)
+@name_cache
 def catalog_key(lmq_name: str) -> bytes:
     topic, _, lite = lmq_name.encode().partition(b"/")
     return text(topic) + text(lite)
@@ -91,8 +91,8 @@ def queue_value(record: QueueRecord) -> bytes:
 
 def read_queue(lmq_name: str, value: bytes) -> QueueRecord:
     """The record without groups and reservations, which `read_inline` reads."""
-    queue_id, *rest = _QUEUE.unpack_from(value)
-    record = QueueRecord(queue_id, lmq_name, *rest[:-2])
+    queue_id, *rest, _, _ = _QUEUE.unpack_from(value)
+    record = QueueRecord(queue_id, lmq_name, *rest)
     record.indexed = record.bounds
     return record
 
@@ -113,19 +113,19 @@ class Inline(NamedTuple):
 
 def read_inline(value: bytes) -> Inline:
     queue, at = value[:8], _QUEUE.size
-    *_, groups, held = _QUEUE.unpack_from(value)
-    inline = Inline([], [], b"")
-    for _ in range(groups):
+    groups: list[Row] = []
+    held: list[Row] = []
+    for _ in range(value[_QUEUE.size - 2]):
         name_at = at
         _, at = read_text(value, at)
         key = queue + value[name_at:at]
         part, at = _read_part(value, at)
-        inline.groups.append((key, part))
-    for _ in range(held):
+        groups.append((key, part))
+    for _ in range(value[_QUEUE.size - 1]):
         key = queue + value[at : at + 8]
         part, at = _read_part(value, at + 8)
-        inline.held.append((key, part))
-    return inline._replace(settled=value[at:])
+        held.append((key, part))
+    return Inline(groups, held, value[at:])
 
 
 class ColdQueue(NamedTuple):
@@ -172,7 +172,7 @@ def read_cold(value: bytes) -> ColdQueue | None:
 
 
 def emptied_value(value: bytes, cold: ColdQueue, idle_since_ms: int, run_end: int) -> bytes:
-    """The row once the only run of the queue is deleted, which ends at `run_end`."""
+    """The row once all runs of the queue are deleted, which follow on each other to `run_end`."""
     run_start = run_end - cold.messages
     counts = _COUNTS.pack(0, 0, cold.scheduled, 0, 0, idle_since_ms)
     tail = value[_COUNTS_AT + _COUNTS.size :]
@@ -199,6 +199,6 @@ def queue_range(queue_id: int) -> tuple[bytes, bytes]:
 
 def fits_inline(record: QueueRecord, reservation: Reservation) -> bool:
     """Whether a live reservation can be part of the row of its queue."""
-    if len(reservation.open) + len(reservation.done) > SPANS_INLINE_MAX or reservation.apart:
+    if reservation.apart or len(reservation.open) + len(reservation.done) > SPANS_INLINE_MAX:
         return False
     return len(record.held) < HELD_INLINE_MAX or reservation.reservation_id in record.held

@@ -23,12 +23,8 @@ def reservation_key(queue_id: int, reservation_id: int) -> bytes:
     return u64x2(queue_id, reservation_id)
 
 
-def deadline_key(queue_id: int, reservation: Reservation) -> bytes:
-    return deadline_key_of(reservation.deadline_ms, queue_id, reservation.reservation_id)
-
-
-def deadline_key_of(deadline_ms: int, queue_id: int, reservation_id: int) -> bytes:
-    return u64x3(deadline_ms, queue_id, reservation_id)
+deadline_key = u64x3
+"""Of a deadline, a queue id and a reservation id."""
 
 
 def reservation_value(reservation: Reservation) -> bytes:
@@ -98,7 +94,8 @@ def settled_entry(reservation: Reservation) -> bytes:
     """A reservation with messages that all ended in the same way, to compare with a repeat."""
     slice_ = reservation.slice
     ending = reservation.done[0][2]
-    head = _SETTLED.pack(reservation.reservation_id, slice_.start, slice_.messages, ending)
+    messages = slice_.end - slice_.start
+    head = _SETTLED.pack(reservation.reservation_id, slice_.start, messages, ending)
     return head + name(reservation.group)
 
 

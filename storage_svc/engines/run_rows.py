@@ -1,7 +1,6 @@
 """Rows of runs: headers, bodies, times to live, and the ranges of them that were settled."""
 
 from collections.abc import Iterator, Sequence
-from functools import lru_cache
 from struct import Struct
 from typing import NamedTuple
 
@@ -21,6 +20,7 @@ from storage_svc.engines.keys import (
 )
 from storage_svc.queue.record import QueueRecord
 from storage_svc.queue.run import Run
+from tidemark.name_caches import name_cache
 
 BODY_INLINE_BYTES_MAX = 512
 """A body of this size or less is stored in the row of its header: a small run is one row. Larger
@@ -58,16 +58,15 @@ def has_inline_body(run: Run) -> bool:
 
 def run_value(run: Run, body: bytes) -> bytes:
     """The header, with the body where that is small."""
-    traceparent, group = run.traceparent.encode(), run.group.encode()
-    head = _RUN.pack(
-        run.messages,
-        run.body_bytes,
-        run.publish_time_ms,
-        run.dead_deadline_ms,
-        len(traceparent),
-        len(group),
-    )
-    return head + traceparent + group + (body if has_inline_body(run) else b"")
+    _, messages, body_bytes, published_ms, dead_ms, _, traced, only_for = run
+    if traced or only_for:
+        traceparent, group = traced.encode(), only_for.encode()
+        lengths = len(traceparent), len(group)
+        head = _RUN.pack(messages, body_bytes, published_ms, dead_ms, *lengths)
+        head += traceparent + group
+    else:
+        head = _RUN.pack(messages, body_bytes, published_ms, dead_ms, 0, 0)
+    return head + body if body_bytes <= BODY_INLINE_BYTES_MAX else head
 
 
 def inline_body(value: bytes) -> bytes:
@@ -110,8 +109,8 @@ def read_numbers(value: bytes) -> RunNumbers:
     return numbers
 
 
-def body_key(queue_id: int, run: Run) -> bytes:
-    return u64x2(queue_id, run.first_offset)
+body_key = u64x2
+"""Of a queue id and the first offset of a run."""
 
 
 def ttl_key(queue_id: int, run: Run) -> bytes:
@@ -143,7 +142,7 @@ def consumed_entry(
     return head + name(group) + _lmq_text(record.lmq_name)
 
 
-@lru_cache(maxsize=4096)
+@name_cache
 def _lmq_text(lmq_name: str) -> bytes:
     return text(lmq_name.encode())
 

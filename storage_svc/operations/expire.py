@@ -61,7 +61,7 @@ class ExpireReservation(NamedTuple):
             return STALE
         found = await commit.reservation(self.queue_id, self.reservation_id, briefly=True)
         if found is None:
-            key = reservation_rows.deadline_key_of(
+            key = reservation_rows.deadline_key(
                 self.expected_deadline_ms, self.queue_id, self.reservation_id
             )
             await _remove_orphan(

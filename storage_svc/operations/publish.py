@@ -13,6 +13,7 @@ from storage_svc.operations.runs import append_run, queue_with_room
 from storage_svc.operations.schedule import add_scheduled
 from storage_svc.partition import producers
 from storage_svc.partition.commit import CommitContext
+from storage_svc.queue.run import Run
 from storage_svc.turns import TURN_OPERATIONS_MAX, give_way
 from tidemark import limits
 from tidemark.api.storage.v1 import exchange_pb2
@@ -24,7 +25,7 @@ from tidemark.errors import (
     TopicVersionMismatch,
 )
 from tidemark.field_checks import check_range
-from tidemark.names import topic_of, validate_fairness_key, validate_producer_id
+from tidemark.names import LmqName, topic_of, validate_fairness_key, validate_producer_id
 from tidemark.rpc.statuses import to_status
 
 
@@ -136,8 +137,10 @@ class Append(NamedTuple):
             answer = producers.Answer(
                 queue_id, appended.first_offset, appended.schedule_id, self.messages, checksum
             )
-            await commit.state.producers.remember(
-                self.producer_id, self.sequence, answer, commit.now_ms, commit.journal.batch
+            remembered = commit.state.producers
+            producer = await remembered.load(self.producer_id)
+            remembered.remember(
+                producer, self.sequence, answer, commit.now_ms, commit.journal.batch
             )
         return appended
 
@@ -145,71 +148,132 @@ class Append(NamedTuple):
 class AppendedRuns(NamedTuple):
     """The runs that were not refused are on disk."""
 
-    runs: tuple[Appended | TidemarkError, ...]
+    places: Sequence[int]
+    """Queue id and first offset of each run, one run after the other."""
+    repeats: Sequence[tuple[int, int]] = ()
+    """The places of runs that were stored before, each with its schedule id."""
+    refused: Sequence[tuple[int, TidemarkError]] = ()
+    """The places of runs that were refused, and why."""
 
     def write_to(self, proto: exchange_pb2.OperationResult) -> None:
         appends = proto.appends
-        queue_ids, first_offsets = [], []
-        for index, each in enumerate(self.runs):
-            if isinstance(each, TidemarkError):
-                appends.refused.add(index=index, error=to_status(each))
-                each = _NOT_STORED
-            elif each.duplicate:
-                appends.repeated_runs.add(index=index, schedule_id=each.schedule_id)
-            queue_ids.append(each.queue_id)
-            first_offsets.append(each.first_offset)
-        appends.queue_ids.extend(queue_ids)
-        appends.first_offsets.extend(first_offsets)
+        appends.queue_ids.extend(self.places[::2])
+        appends.first_offsets.extend(self.places[1::2])
+        for index, schedule_id in self.repeats:
+            appends.repeated_runs.add(index=index, schedule_id=schedule_id)
+        for index, error in self.refused:
+            appends.refused.add(index=index, error=to_status(error))
 
 
-_NOT_STORED = Appended(0, 0)
+_Run = tuple[str, bytes, tuple[int, ...]]
+"""Queue and body, and its number of messages and sequence."""
 
 
 class AppendRuns(NamedTuple):
     """Store runs of many queues, each at the end of its own."""
 
-    appends: tuple[Append, ...]
+    runs: Sequence[_Run]
+    producer_id: str = ""
+    topic_version: int = 0
 
     @classmethod
     def from_proto(cls, proto: exchange_pb2.AppendRuns) -> "AppendRuns":
-        # As lists: every look at a column of a proto costs as much as one of these.
-        names, counts = list(proto.lmq_names), list(proto.counts)
-        bodies, sequences = list(proto.bodies), list(proto.sequences)
+        # By slices: an iterator over a repeated field ends with an exception.
+        names, counts = proto.lmq_names[:], proto.counts[:]
+        bodies, sequences = proto.bodies[:], proto.sequences[:]
         if not len(names) == len(counts) == len(bodies) == len(sequences):
             raise InvalidArgument("columns of different lengths", field="appends")
-        runs = [*zip(names, counts, bodies, sequences, strict=True)]
+        numbers = zip(counts, sequences, strict=True)
+        runs = [*zip(names, bodies, numbers, strict=True)]
         return cls.from_rows(runs, proto.producer_id, proto.topic_version)
 
     @classmethod
-    def from_rows(
-        cls, runs: Sequence[tuple[str, int, bytes, int]], producer_id: str, topic_version: int
-    ) -> "AppendRuns":
-        """Each run as its queue, count, body and sequence. Raises for one that is malformed."""
+    def from_rows(cls, runs: Sequence[_Run], producer_id: str, topic_version: int) -> "AppendRuns":
+        """Raises for a run that is malformed."""
         check_range("lmq_names", len(runs), 1, limits.APPENDS_PER_OPERATION_MAX)
-        appends = []
         validated = False
-        for name, count, body, sequence in runs:
+        for name, body, (count, sequence) in runs:
             if sequence and not validated:
                 validate_producer_id(producer_id)
                 validated = True
             check_body(count, body, limits.RUN_BYTES_MAX)
-            plain = (queue_name(name), count, body, "", 0, 0, "")
-            appends.append(Append(*plain, producer_id, sequence, topic_version))
-        return cls(tuple(appends))
+            LmqName.parse(name)
+        return cls(runs, producer_id, topic_version)
 
     async def apply(self, commit: CommitContext) -> AppendedRuns:
         """Each is stored, or answered as before (S11), or refused without any change."""
-        runs: list[Appended | TidemarkError] = []
-        for index, each in enumerate(self.appends):
+        _, producer_id, topic_version = self
+        places: list[int] = []
+        repeats: list[tuple[int, int]] = []
+        refused: list[tuple[int, TidemarkError]] = []
+        producer = commit.state.producers.loaded(producer_id)
+        for index, run in enumerate(self.runs):
             if index and index % TURN_OPERATIONS_MAX == 0:
                 await give_way()
-            try:
-                runs.append(await each.apply(commit))
-            except DataCorrupt:
-                raise  # a fault of the partition
-            except TidemarkError as error:
-                runs.append(error)
-        return AppendedRuns(tuple(runs))
+            place = _append_plain(commit, run, producer, topic_version)
+            if place is None:
+                try:
+                    appended = await self._append(commit, run)
+                except DataCorrupt:
+                    raise  # a fault of the partition
+                except TidemarkError as error:
+                    appended = _NOT_STORED
+                    refused.append((index, error))
+                if appended.duplicate:
+                    repeats.append((index, appended.schedule_id))
+                place = appended.queue_id, appended.first_offset
+                producer = commit.state.producers.loaded(producer_id)
+            places += place
+        return AppendedRuns(places, repeats, refused)
+
+    async def _append(self, commit: CommitContext, run: _Run) -> Appended:
+        lmq_name, body, (messages, sequence) = run
+        return await Append(
+            lmq_name,
+            messages,
+            body,
+            producer_id=self.producer_id,
+            sequence=sequence,
+            topic_version=self.topic_version,
+        ).apply(commit)
+
+
+_NOT_STORED = Appended(0, 0)
+
+
+def _append_plain(
+    commit: CommitContext,
+    run: _Run,
+    producer: producers.Producer | None,
+    topic_version: int,
+) -> tuple[int, int] | None:
+    """Store a run as nearly all are: its queue and its producer are in memory, and nothing limits
+    or delays it. Returns its queue id and first offset; None, without any change, if any of this is
+    not so. Then `Append` decides."""
+    lmq_name, body, (messages, sequence) = run
+    handle = commit.loaded_queue(lmq_name)
+    if handle is None or commit.publishes_refused is not None or commit.disk_full:
+        return None
+    topic = handle.topic
+    settings = topic.settings
+    if (
+        topic_version > topic.version
+        or settings.queue_messages_max
+        or settings.queue_bytes_max
+        or settings.default_ttl_ms
+        or commit.topics.find(topic.name) is not topic
+    ):
+        return None
+    if sequence and (producer is None or not producer.is_new(sequence)):
+        return None
+    state, now_ms, journal = handle.state, commit.now_ms, commit.journal
+    queue_id, first_offset = state.record.queue_id, state.record.next_offset
+    state.append(Run(first_offset, messages, len(body), now_ms, 0, "", ""), body, now_ms, journal)
+    if producer is not None and sequence:
+        checksum = producers.checksum(lmq_name, body)
+        answer = (queue_id, first_offset, 0, messages, checksum)
+        commit.state.producers.remember(producer, sequence, answer, now_ms, journal.batch)
+    return queue_id, first_offset
 
 
 OPERATIONS: ExchangeDecoders = {"append": Append.from_proto, "appends": AppendRuns.from_proto}

@@ -6,7 +6,7 @@ that fails is repeated, and reported, by the operation that needs it.
 """
 
 import asyncio
-from collections.abc import Coroutine, Iterable
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from itertools import islice
 from typing import Final
@@ -19,6 +19,9 @@ from storage_svc.operations.renew import Renew
 from storage_svc.operations.reserve import Reserve
 from storage_svc.operations.settle import Settle
 from storage_svc.partition.commit import CommitContext
+from storage_svc.queue.group import Group
+from storage_svc.queue.lane import Lane
+from storage_svc.queue.queue import QueueState
 from tidemark.errors import TidemarkError
 from tidemark.receipts import Receipt
 
@@ -41,26 +44,31 @@ async def read_ahead(commit: CommitContext, operations: Iterable[Operation[objec
         if isinstance(each, _LOADING):
             names[each.lmq_name] = None
         if isinstance(each, AppendRuns):
-            names.update((append.lmq_name, None) for append in each.appends)
+            names.update((lmq_name, None) for lmq_name, *_ in each.runs)
         if isinstance(each, Reserve):
             reserved[each.lmq_name, each.group] = None
-    names.update(dict.fromkeys(await commit.read_names(list(queue_ids))))
-    await _together([commit.read_queues(list(names))])
-    await _together(_read_lanes(commit, *place) for place in reserved)
+    if queue_ids:
+        names.update(dict.fromkeys(await commit.read_names(list(queue_ids))))
+    if names:
+        with suppress(Exception):
+            await commit.read_queues(list(names))
+    # Of queues that are loaded, few have to read a page: a task for each would cost more.
+    pages = [page for place in reserved for page in _pages(commit, *place)]
+    if pages:
+        await asyncio.gather(*(commit.read_lane(*each) for each in pages), return_exceptions=True)
 
 
-async def _read_lanes(commit: CommitContext, lmq_name: str, group_name: str) -> None:
-    """The pages that a reserve would read one by one."""
+def _pages(
+    commit: CommitContext, lmq_name: str, group_name: str
+) -> Iterator[tuple[QueueState, Group, Lane]]:
+    """The lanes whose pages a reserve would read one by one."""
     handle = commit.handles.peek(lmq_name)
     group = None if handle is None else handle.state.groups.get(group_name)
     if handle is None or group is None or handle.state.paused:
         return
-    lanes = [lane for lane in islice(group.lanes.values(), LANES_MAX) if lane.needs_page]
-    await _together(commit.read_lane(handle.state, group, lane) for lane in lanes)
-
-
-async def _together(reads: Iterable[Coroutine[object, object, object]]) -> None:
-    await asyncio.gather(*reads, return_exceptions=True)
+    for lane in islice(group.lanes.values(), LANES_MAX):
+        if lane.needs_page:
+            yield handle.state, group, lane
 
 
 def _receipts(operation: object) -> Iterable[bytes]:

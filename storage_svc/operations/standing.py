@@ -8,53 +8,58 @@ and the broker gets one last result of it.
 from collections.abc import Sequence
 from typing import Final, NamedTuple
 
+from storage_svc.loading.handles import Handle
 from storage_svc.operations.fields import group_name, queue_name
 from storage_svc.operations.operation import ExchangeDecoders
-from storage_svc.operations.reserve import Reserved, hand_out
+from storage_svc.operations.reserve import HANDED_OUT_BYTES_MAX, Reserved, hand_out
 from storage_svc.partition.commit import CommitContext
+from storage_svc.queue.group import Group
+from storage_svc.queue.standing import Standing
 from tidemark.api.storage.v1 import exchange_pb2
+from tidemark.receipts import encode_receipt
 
 HAND_OUTS_PER_RESULT_MAX: Final = 256
 """Hand-outs in one result: frames take whole results."""
 
 
-class HandedOut(NamedTuple):
-    """The hand-outs of standing reserves in one commit, in columns: a plain slice each."""
+HandOut = tuple[int, int, int, bytes, int, int, bytes, int, int, int]
+"""A plain hand-out: the columns of `HandOuts` in their order, from the standing id on."""
 
-    results: tuple[Reserved, ...]
+
+class HandedOut(NamedTuple):
+    """Plain hand-outs of standing reserves in one commit. Each reserve stands on, and has handed
+    out one whole run that nobody was handed before."""
+
+    hand_outs: Sequence[HandOut]
 
     def write_to(self, proto: exchange_pb2.OperationResult) -> None:
-        write_hand_outs(proto.hand_outs, self.results)
+        write_hand_outs(proto.hand_outs, self.hand_outs)
 
 
-def write_hand_outs(hand_outs: exchange_pb2.HandOuts, results: Sequence[Reserved]) -> None:
-    """Results of standing reserves with nothing but a plain slice, at least one."""
-    # As columns of the tuples: most commits of one of many partitions hand out a single slice.
-    _, _, standing_messages, standing_ids = zip(*results, strict=True)
+def write_hand_outs(proto: exchange_pb2.HandOuts, hand_outs: Sequence[HandOut]) -> None:
+    """At least one."""
     (
+        standing_ids,
+        standing_messages,
         reservation_ids,
         receipts,
-        _queue_ids,
         first_offsets,
         counts,
         bodies,
-        _attempt_counts,
-        _delivery_counts,
-        owner_epochs,
         visibility_ms,
         publish_times_ms,
-        *_,
-    ) = zip(*[each.slices[0] for each in results], strict=True)
-    hand_outs.standing_ids.extend(standing_ids)
-    hand_outs.standing_messages.extend(standing_messages)
-    hand_outs.reservation_ids.extend(reservation_ids)
-    hand_outs.receipts.extend(receipts)
-    hand_outs.first_offsets.extend(first_offsets)
-    hand_outs.counts.extend(counts)
-    hand_outs.bodies.extend(bodies)
-    hand_outs.visibility_ms.extend(visibility_ms)
-    hand_outs.publish_times_ms.extend(publish_times_ms)
-    hand_outs.owner_epochs.extend(owner_epochs)
+        owner_epochs,
+    ) = zip(*hand_outs, strict=True)
+    proto.standing_ids.extend(standing_ids)
+    proto.standing_messages.extend(standing_messages)
+    proto.reservation_ids.extend(reservation_ids)
+    proto.receipts.extend(receipts)
+    proto.first_offsets.extend(first_offsets)
+    proto.counts.extend(counts)
+    proto.bodies.extend(bodies)
+    proto.visibility_ms.extend(visibility_ms)
+    proto.publish_times_ms.extend(publish_times_ms)
+    proto.owner_epochs.extend(owner_epochs)
 
 
 class Recalled(NamedTuple):
@@ -90,9 +95,11 @@ class Recall(NamedTuple):
         return Recalled(True)
 
 
-async def hand_out_standing(commit: CommitContext) -> list[Reserved]:
-    """Hand out what this commit has made ready; returns the results of standing reserves."""
-    results = []
+async def hand_out_standing(commit: CommitContext) -> list[Reserved | HandedOut]:
+    """Hand out what this commit has made ready; returns the results of standing reserves. Each is
+    of another reserve, so that their order has no meaning."""
+    results: list[Reserved | HandedOut] = []
+    plain: list[HandOut] = []
     for lmq_name, group_name_ in list(commit.journal.ready_queues):
         handle = commit.handles.peek(lmq_name)
         group = None if handle is None else handle.state.groups.get(group_name_)
@@ -102,6 +109,10 @@ async def hand_out_standing(commit: CommitContext) -> list[Reserved]:
         current = standing.broker_epoch == commit.counters.broker_epoch
         if not current or standing.owner_epoch != group.owner_epoch:
             commit.end_standing(group)
+            continue
+        handed_out = _hand_out_plain(commit, handle, group, standing)
+        if handed_out is not None:
+            plain.append(handed_out)
             continue
         reserved = await hand_out(commit, handle, group, standing)
         for each in reserved.slices:
@@ -116,31 +127,66 @@ async def hand_out_standing(commit: CommitContext) -> list[Reserved]:
         Reserved((), more=ask_again, standing_id=standing_id)
         for standing_id, ask_again in commit.ended_standing
     )
+    for start in range(0, len(plain), HAND_OUTS_PER_RESULT_MAX):
+        results.append(HandedOut(plain[start : start + HAND_OUTS_PER_RESULT_MAX]))
     return results
 
 
-def in_columns(results: Sequence[Reserved]) -> list[Reserved | HandedOut]:
-    """Results of standing reserves, with those together that have nothing but a plain slice.
-
-    Each is of another reserve, so that their order has no meaning.
-    """
-    plain: list[Reserved] = []
-    others: list[Reserved] = []
-    for each in results:
-        (plain if _is_plain(each) else others).append(each)
-    arrays = [
-        HandedOut(tuple(plain[start : start + HAND_OUTS_PER_RESULT_MAX]))
-        for start in range(0, len(plain), HAND_OUTS_PER_RESULT_MAX)
-    ]
-    return [*arrays, *others]
-
-
-def _is_plain(result: Reserved) -> bool:
-    if len(result.slices) != 1 or not result.standing_messages or result.more:
-        return False
-    (slice_,) = result.slices
-    return slice_.delivery_count == 1 and not (
-        slice_.attempt_count or slice_.fairness_key or slice_.traceparent or slice_.last_attempt
+def _hand_out_plain(
+    commit: CommitContext, handle: Handle, group: Group, standing: Standing
+) -> HandOut | None:
+    """Hand out as nearly always: one whole run, which is all that is ready, and the reserve stands
+    on. None, without any change, if that is not so: then `hand_out` decides."""
+    run = group.only_run()
+    if run is None:
+        return None
+    state = handle.state
+    messages, record, rules = run.messages, state.record, state.rules
+    if (
+        messages >= standing.messages_max
+        or run.body_bytes > standing.bytes_max
+        or run.dead_deadline_ms
+        or run.fairness_key
+        or run.traceparent
+        or rules.max_attempts == 1
+        or rules.paused
+        or record.paused
+        or commit.handed_out_bytes >= HANDED_OUT_BYTES_MAX
+    ):
+        return None
+    queue_id = record.queue_id
+    body = commit.cached_body(queue_id, run)
+    if body is None:
+        return None
+    journal, counters, now_ms = commit.journal, commit.counters, commit.now_ms
+    journal.cancel_ready(record, group)
+    visibility_ms = standing.visibility_ms or handle.topic.settings.visibility_timeout_ms
+    reservation_id = counters.reservation_id = counters.reservation_id + 1
+    state.reserve_only(
+        group,
+        run,
+        reservation_id,
+        now_ms + visibility_ms,
+        now_ms,
+        journal,
+        broker_incarnation=commit.state.claim.incarnation,
+        given_messages=0 if standing.reports_hand_outs else None,
+    )
+    group.has_waiters = True
+    counters.delivered += messages
+    commit.handed_out_bytes += len(body)
+    standing.messages_max -= messages
+    return (
+        standing.standing_id,
+        standing.messages_max,
+        reservation_id,
+        encode_receipt(commit.partition, queue_id, reservation_id, group.owner_epoch),
+        run.first_offset,
+        messages,
+        body,
+        visibility_ms,
+        run.publish_time_ms,
+        group.owner_epoch,
     )
 
 

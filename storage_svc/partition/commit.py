@@ -9,7 +9,7 @@ separate module in `operations/`.
 import asyncio
 import logging
 from collections.abc import Callable, Sequence
-from typing import Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from storage_svc.engines import queue_rows, run_rows
 from storage_svc.engines.engine import Table
@@ -19,6 +19,7 @@ from storage_svc.loading.handles import Handle
 from storage_svc.loading.recovery import stored_fairness_keys
 from storage_svc.loading.stored_runs import scan_run_pages, scan_runs
 from storage_svc.partition import erasures
+from storage_svc.partition.counters import put_counters
 from storage_svc.partition.erasures import NOTHING_PURGED, Erasure
 from storage_svc.partition.journal import NO_DICT, NO_LIST, NO_SET, BatchJournal
 from storage_svc.partition.state import PartitionState
@@ -33,6 +34,11 @@ from tidemark.errors import DataCorrupt, QueueNotFound, RecordUnreadable, Tidema
 from tidemark.limits import RUN_MESSAGES_MAX
 from tidemark.names import topic_of
 from tidemark.telemetry import counter
+
+if TYPE_CHECKING:
+    from storage_svc.operations.reserve import Reserved
+    from storage_svc.operations.standing import HandedOut
+    from storage_svc.partition.frames import Frame
 
 _log = logging.getLogger(__name__)
 _unreadable = counter(
@@ -84,6 +90,8 @@ class CommitContext:
         "disk_full",
         "ended_standing",
         "engine",
+        "frames",
+        "handed_out",
         "handed_out_bytes",
         "handles",
         "journal",
@@ -91,6 +99,8 @@ class CommitContext:
         "partition",
         "partitions",
         "publishes_refused",
+        "results",
+        "started_ns",
         "state",
         "topics",
     )
@@ -101,7 +111,9 @@ class CommitContext:
         partition: int,
         partitions: int,
         now_ms: int,
+        frames: "Sequence[Frame]" = (),
         *,
+        started_ns: int = 0,
         disk_full: bool = False,
         publishes_refused: TidemarkError | None = None,
         deletions_refused: TidemarkError | None = None,
@@ -128,6 +140,18 @@ class CommitContext:
         """Bodies that the answers of this commit carry."""
         self.ended_standing: list[tuple[int, bool]] = NO_LIST
         """Standing reserves that this commit ends, and whether the broker must ask again."""
+        self.frames = frames
+        self.results: Sequence[Sequence[Any]] = ()
+        """Those of each frame, once it is applied."""
+        self.handed_out: Sequence[Reserved | HandedOut] = ()
+        """Results of standing reserves."""
+        self.started_ns = started_ns
+
+    @property
+    def steps(self) -> int:
+        """How many operations its frames count for."""
+        frames = self.frames
+        return frames[0].steps if len(frames) == 1 else sum([each.steps for each in frames])
 
     def add_due(self, table: Table, due_ms: int) -> None:
         """An entry is added to an index that sweeps scan by time."""
@@ -144,15 +168,18 @@ class CommitContext:
             self.ended_standing.append((standing.standing_id, ask_again))
 
     def count(self) -> None:
-        """Bring the counters to their values once this commit is durable."""
-        counters = self.counters
+        """Bring the counters to their values once this commit is durable, and write them."""
+        counters, journal, state = self.counters, self.journal, self.state
         counters.commit += 1
         counters.time_ms = self.now_ms
-        counters.record = self.journal.next_record
-        counters.messages += self.journal.messages
-        counters.body_bytes += self.journal.body_bytes
-        counters.published += self.journal.published
-        counters.deadlines = self.state.deadlines.total
+        counters.record = journal.next_record
+        counters.messages += journal.messages
+        counters.body_bytes += journal.body_bytes
+        counters.published += journal.published
+        counters.deadlines = state.deadlines.total
+        put_counters(journal.batch, counters)
+        if not state.numbers.is_written:
+            state.numbers.write(journal.batch)
 
     # --- queues --------------------------------------------------------------------------------
 
@@ -170,16 +197,16 @@ class CommitContext:
                 self._catalog[name] = value
 
     async def read_names(self, queue_ids: Sequence[int]) -> list[str]:
-        """The names of those queues that are not loaded; read at once, and remembered."""
+        """The names of those queues that are not loaded; read at once, and remembered, also that
+        there is none: ids are never given again."""
         wanted = [each for each in queue_ids if self.handles.loaded_name(each) is None]
         names = await self.engine.load(Table.QUEUES, [u64(each) for each in wanted])
         found = {
-            queue_id: name.decode()
+            queue_id: "" if name is None else name.decode()
             for queue_id, name in zip(wanted, names, strict=True)
-            if name is not None
         }
         self._names = {**self._names, **found} if self._names else found
-        return list(found.values())
+        return [name for name in found.values() if name]
 
     async def read_queues(self, lmq_names: Sequence[str]) -> None:
         """Load queues with one read, or remember that there are none; nothing was applied yet.
@@ -281,7 +308,7 @@ class CommitContext:
         lmq_name = self.handles.loaded_name(queue_id) or self._names.get(queue_id)
         if lmq_name is None:
             lmq_name = await self.handles.stored_name(queue_id)
-        if lmq_name is None:
+        if not lmq_name:
             return None
         handle = await self.find_queue(lmq_name, briefly=briefly)
         return handle if handle is not None and handle.queue_id == queue_id else None
@@ -361,7 +388,7 @@ class CommitContext:
 
     def cached_body(self, queue_id: int, run: Run) -> bytes | None:
         """The body of a run that need not be read."""
-        key = run_rows.body_key(queue_id, run)
+        key = run_rows.body_key(queue_id, run.first_offset)
         return self.journal.bodies.get(key) or self.state.bodies.get(key)
 
     async def body(self, queue_id: int, run: Run) -> bytes:
@@ -371,7 +398,7 @@ class CommitContext:
         """
         body = self.cached_body(queue_id, run)
         if body is None:
-            key = run_rows.body_key(queue_id, run)
+            key = run_rows.body_key(queue_id, run.first_offset)
             lmq_name = self.handles.loaded_name(queue_id)
             if run_rows.has_inline_body(run):
                 header = run_rows.run_key(queue_id, run)
@@ -417,7 +444,8 @@ class CommitContext:
             run = run_rows.read_run(key, value)
             runs.append(run)
             if run_rows.has_inline_body(run):  # it was read already, and is handed out next
-                self.state.bodies.add(run_rows.body_key(queue_id, run), run_rows.inline_body(value))
+                body_key = run_rows.body_key(queue_id, run.first_offset)
+                self.state.bodies.add(body_key, run_rows.inline_body(value))
         last = len(page) < LANE_RUNS_MAX
         read_to = run_rows.read_run(*page[-1]).end if page else lane.read_from
         if last:

@@ -9,6 +9,7 @@ import asyncio
 from collections.abc import Callable
 from typing import NamedTuple
 
+from tidemark.clock import Clock
 from tidemark.telemetry import histogram, seconds
 from tidemark.telemetry.metrics import BYTES, COUNTS
 
@@ -38,20 +39,22 @@ def record(figure: CommitFigure) -> None:
 class CommitFigures:
     """Those of the partitions of one node."""
 
-    __slots__ = ("_ended", "_record")
+    __slots__ = ("_clock", "_ended", "_record")
 
-    def __init__(self, record: Callable[[CommitFigure], None] = record) -> None:
+    def __init__(self, clock: Clock, record: Callable[[CommitFigure], None] = record) -> None:
+        self._clock = clock
         self._record = record
         self._ended: list[tuple[int, int, int]] = []
-        """Commits that have ended in this turn: the fields of their figures."""
+        """Commits that have ended in this turn: when they began, operations and bytes."""
 
-    def add(self, duration_ns: int, operations: int, written_bytes: int) -> None:
+    def add(self, started_ns: int, operations: int, written_bytes: int) -> None:
         """A commit of one partition is durable."""
         if not self._ended:
             asyncio.get_running_loop().call_soon(self._record_turn)
-        self._ended.append((duration_ns, operations, written_bytes))
+        self._ended.append((started_ns, operations, written_bytes))
 
     def _record_turn(self) -> None:
-        durations, operations, written = zip(*self._ended, strict=True)
+        started_ns, operations, written = zip(*self._ended, strict=True)
         self._ended.clear()
-        self._record(CommitFigure(max(durations), sum(operations), sum(written)))
+        duration_ns = self._clock.monotonic_ns() - min(started_ns)
+        self._record(CommitFigure(duration_ns, sum(operations), sum(written)))

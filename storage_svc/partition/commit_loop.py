@@ -8,22 +8,21 @@ that it delays no other partition; so does the recovery from a commit that faile
 """
 
 import asyncio
-from collections.abc import Callable, Coroutine, Generator, Sequence
-from typing import Any, Generic, TypeVar
+from collections.abc import Awaitable, Callable, Coroutine, Generator, Sequence
+from typing import Any
 
 from storage_svc.engines.engine import CommitEnded
-from storage_svc.operations.operation import Operation
 from storage_svc.partition.commit import CommitContext
-from storage_svc.partition.frames import EMBEDDED, Frame, Requester
-from storage_svc.partition.writer import Prepared, Writer
-from storage_svc.turns import STEP_END, CommonTurns, Step
+from storage_svc.partition.frames import EMBEDDED, Frame
+from storage_svc.partition.writer import Writer
+from storage_svc.turns import CommonTurns, Step
 from tidemark.errors import TidemarkError
-
-R = TypeVar("R")
-T = TypeVar("T")
 
 Recover = Callable[[Sequence[Frame], Exception], Coroutine[Any, Any, None]]
 """Fails the frames of a commit that failed, and opens the partition again."""
+
+Stage = Callable[[CommitContext], Awaitable[None]]
+"""A part of the work on a commit, of the writer."""
 
 
 class CommitLoop:
@@ -34,26 +33,25 @@ class CommitLoop:
         writer: Writer,
         turns: CommonTurns,
         *,
-        new_commit: Callable[[], CommitContext],
+        new_commit: Callable[[Sequence[Frame]], CommitContext],
         recover: Recover,
-        committed: Callable[[], None],
+        continue_erasing: Callable[[], None],
     ) -> None:
-        """`committed` is called after every commit, before the next begins."""
+        """`continue_erasing` is called after every commit that leaves rows to be erased, before the
+        next begins."""
         self.bounds = EMBEDDED
         """Set when the partition opens its engine."""
         self._writer = writer
         self._turns = turns
         self._new_commit = new_commit
         self._recover = recover
-        self._committed = committed
+        self._continue_erasing = continue_erasing
         self._frames: list[Frame] = []
         self._under_way = False
         """Whether a commit was begun that has not ended, in a turn or in the task."""
         self._taken: Sequence[Frame] = ()
-        """The frames of the commit under way."""
-        self._preparing: Coroutine[Any, Any, Prepared] | None = None
-        self._prepared: Prepared | None = None
-        """The same commit while it is applied in turns, and from then on."""
+        self._commit: CommitContext | None = None
+        """The commit under way, and its frames."""
         self._turn_asked = False
         self._waits = False
         """Whether the task waits for work: commits begin in turns."""
@@ -62,22 +60,15 @@ class CommitLoop:
         self._wakeup = asyncio.Event()
         self._stopping = False
         # Bound once: a partition has one commit under way, so that its steps need no arguments.
-        self._begin_step: Step = self._begin_turn
+        self._begin_step: Step = self._begin
         self._apply_step: Step = self._apply
-        self._hand_over_step: Step = self._hand_over
-        self._answer_step: Step = self._answer
-        self._report_step: Step = self._report
+        self._hand_out_step: Step = self._hand_out
+        self._complete_step: Step = self._complete
+        self._end_step: Step = self._end
         self._on_ended: CommitEnded = self._ended
 
-    def submit(
-        self,
-        operations: Sequence[Operation[R]],
-        callers: Sequence[str],
-        broker_epoch: int | None,
-        requester: Requester[R],
-    ) -> None:
+    def submit(self, frame: Frame) -> None:
         """Queue operations for the next commit."""
-        frame = Frame(operations, callers, broker_epoch, requester)
         if frame.steps <= self.bounds.operations:
             self._frames.append(frame)
         else:
@@ -105,8 +96,8 @@ class CommitLoop:
                 if work is not None:
                     await work
                 self._under_way = False
-                self._taken, self._preparing, self._prepared = (), None, None
-                self._committed()
+                self._taken, self._commit = (), None
+                self._continue_erasing()
         finally:
             self._waits = False
             if self._work is not None:
@@ -131,49 +122,93 @@ class CommitLoop:
             self._turn_asked = True
             self._turns.ask(self._begin_step)
 
-    def _begin_turn(self) -> "Step | None":
+    def _begin(self) -> "Step | None":
         """Begin a commit of the frames that have gathered."""
         self._turn_asked = False
         if self._under_way or not self._waits or not self._frames:
             return None
         self._under_way = True
-        frames = self._taken = self._take()
+        if len(self._frames) == 1:
+            frames, self._frames = self._frames, []
+            traced = bool(frames[0].callers)
+        else:
+            frames = self._take()
+            traced = any(each.callers for each in frames)
+        self._taken = frames
         try:
-            commit = self._new_commit()
-            traced = frames[0].callers if len(frames) == 1 else any(each.callers for each in frames)
-            if commit.state.is_shared or traced:
-                # Its reads are trips to other processes, or it has spans that last until its end.
-                self._do_in_task(self._write(commit, frames))
-                return None
-            self._preparing = self._writer.prepare(commit, frames)
-            return self._apply_step
+            commit = self._commit = self._new_commit(frames)
         except Exception as error:
             self._do_in_task(self._recover(frames, error))
             return None
+        if traced or commit.state.is_shared:
+            # Its reads are trips to other processes, or it has spans that last until its end.
+            self._do_in_task(self._write(commit))
+            return None
+        return self._apply_step
 
     def _apply(self) -> "Step | None":
-        """A step of a commit."""
-        preparing = self._preparing
-        assert preparing is not None, "it was begun"
+        commit = self._commit
+        assert commit is not None, "it was begun"
+        then = (self._writer.hand_out, self._writer.complete)
+        if not self._is_done(self._writer.apply(commit), then):
+            return None
+        if commit.journal.ready_queues or commit.ended_standing:
+            return self._hand_out_step
+        return self._complete_step
+
+    def _hand_out(self) -> "Step | None":
+        """Hand out what the commit has made ready to standing reserves."""
+        assert self._commit is not None, "it was begun"
+        if self._is_done(self._writer.hand_out(self._commit), (self._writer.complete,)):
+            return self._complete_step
+        return None
+
+    def _complete(self) -> "Step | None":
+        """Complete the batch of the commit, and hand it over to the engine."""
+        commit = self._commit
+        assert commit is not None, "it was begun"
         try:
-            waits_for = preparing.send(None)
-        except StopIteration as applied:
-            self._prepared = applied.value
-            self._preparing = None
-            return self._hand_over_step
+            if not self._writer.complete_now(commit) and not self._is_done(
+                self._writer.complete_rest(commit), ()
+            ):
+                return None
+            batch = commit.journal.batch
+            if not batch.operations:
+                return self._end_step
+            if not commit.engine.begin_commit(batch, self._on_ended):
+                self._do_in_task(self._finish(commit))
         except Exception as error:
             self._do_in_task(self._recover(self._taken, error))
-            return None
-        if waits_for is STEP_END:
-            return self._apply_step
-        self._do_in_task(self._finish(self._taken, _Started(preparing, waits_for)))
         return None
+
+    def _ended(self, error: Exception | None) -> None:
+        """Those of one sync are called in one turn: they share the next one as well."""
+        if error is None:
+            self._turns.ask(self._end_step)
+        elif self._waits:
+            self._do_in_task(self._recover(self._taken, error))
+
+    def _end(self) -> None:
+        """The commit is durable."""
+        commit = self._commit
+        if not self._waits or commit is None:  # the task was cancelled: the partition has ended
+            return
+        try:
+            self._writer.end(commit)
+        except Exception as error:
+            self._do_in_task(self._recover(self._taken, error))
+            return
+        self._under_way = False
+        self._taken, self._commit = (), None  # they must not stay in memory until the next commit
+        if commit.state.erasures.marks:
+            self._continue_erasing()
+        if self._frames:
+            self._ask_turn()
+        if self._stopping:
+            self._wakeup.set()
 
     def _take(self) -> list[Frame]:
         """The frames of the next commit: all that wait, up to a bound, and one at least."""
-        if len(self._frames) == 1:
-            frames, self._frames = self._frames, []
-            return frames
         taken = body_bytes = steps = 0
         body_bytes_max, steps_max = self.bounds
         for frame in self._frames:
@@ -185,53 +220,19 @@ class CommitLoop:
         frames, self._frames = self._frames[:taken], self._frames[taken:]
         return frames
 
-    def _hand_over(self) -> "Step | None":
-        prepared = self._prepared
-        assert prepared is not None, "it was applied"
-        if not prepared.batch.operations:
-            return self._answer_step
+    def _is_done(self, stage: Coroutine[Any, Any, None], then: Sequence[Stage]) -> bool:
+        """Do a stage of the commit under way; False if it has to wait, or fails. Then it continues
+        in the task, with the stages that follow."""
         try:
-            began = prepared.context.engine.begin_commit(prepared.batch, self._on_ended)
+            waits_for = stage.send(None)
+        except StopIteration:
+            return True
         except Exception as error:
             self._do_in_task(self._recover(self._taken, error))
-            return None
-        if not began:
-            self._do_in_task(self._finish(self._taken, prepared))
-        return None
-
-    def _ended(self, error: Exception | None) -> None:
-        """Those of one sync are called in one turn: they share the next one as well."""
-        if error is None:
-            self._turns.ask(self._answer_step)
-        elif self._waits:
-            self._do_in_task(self._recover(self._taken, error))
-
-    def _answer(self) -> "Step | None":
-        """The commit is durable."""
-        prepared = self._prepared
-        if not self._waits or prepared is None:  # the task was cancelled: the partition has ended
-            return None
-        try:
-            self._writer.answer(prepared)
-        except Exception as error:
-            self._do_in_task(self._recover(self._taken, error))
-            return None
-        return self._report_step
-
-    def _report(self) -> None:
-        assert self._prepared is not None, "it was answered"
-        try:
-            self._writer.report(self._prepared)
-        except Exception as error:
-            self._do_in_task(self._recover(self._taken, error))
-            return
-        self._under_way = False
-        self._taken, self._prepared = (), None  # they must not stay in memory until the next commit
-        self._committed()
-        if self._frames:
-            self._ask_turn()
-        if self._stopping:
-            self._wakeup.set()
+        else:
+            assert self._commit is not None, "it was begun"
+            self._do_in_task(self._finish(self._commit, _Started(stage, waits_for), then))
+        return False
 
     # --- in the task ---------------------------------------------------------------------------
 
@@ -239,48 +240,46 @@ class CommitLoop:
         self._work = work
         self._wakeup.set()
 
-    async def _write(self, commit: CommitContext, frames: Sequence[Frame]) -> None:
+    async def _write(self, commit: CommitContext) -> None:
         try:
-            await self._writer.write(commit, frames)
+            await self._writer.write(commit)
         except Exception as error:
-            await self._recover(frames, error)
+            await self._recover(commit.frames, error)
 
     async def _finish(
-        self, frames: Sequence[Frame], applied: "Prepared | _Started[Prepared]"
+        self, commit: CommitContext, started: "_Started | None" = None, then: Sequence[Stage] = ()
     ) -> None:
         """Continue a commit that has to wait."""
         try:
-            prepared = await applied if isinstance(applied, _Started) else applied
-            if len(prepared.batch):
-                await prepared.context.engine.commit(prepared.batch)
-            self._writer.answer(prepared)
-            self._writer.report(prepared)
+            if started is not None:
+                await started
+            for stage in then:
+                await stage(commit)
+            if len(commit.journal.batch):
+                await commit.engine.commit(commit.journal.batch)
+            self._writer.end(commit)
         except Exception as error:
-            await self._recover(frames, error)
+            await self._recover(commit.frames, error)
 
 
-class _Started(Generic[T]):
+class _Started:
     """The rest of a coroutine whose first step was made outside of any task."""
 
     __slots__ = ("_steps", "_waits_for")
 
-    def __init__(self, steps: Coroutine[Any, Any, T], waits_for: Any) -> None:
+    def __init__(self, steps: Coroutine[Any, Any, None], waits_for: Any) -> None:
         self._steps = steps
         self._waits_for = waits_for
 
-    def __await__(self) -> Generator[Any, Any, T]:
+    def __await__(self) -> Generator[Any, Any, None]:
         steps, waits_for = self._steps, self._waits_for
         try:
             while True:
-                if waits_for is STEP_END:
-                    waits_for = steps.send(None)
-                    continue
                 try:
                     got = yield waits_for
                 except BaseException as error:
                     waits_for = steps.throw(error)
                 else:
                     waits_for = steps.send(got)
-        except StopIteration as ended:
-            result: T = ended.value
-            return result
+        except StopIteration:
+            return

@@ -93,6 +93,9 @@ class Deadlines:
         return None if bucket is None else (bucket + 1) * BUCKET_MS
 
     def is_due(self, now_ms: int) -> bool:
+        """Whether `earliest_ms` is at that time or before."""
+        if self._heap and (self._heap[0] + 1) * BUCKET_MS > now_ms:
+            return False  # as nearly always, also if the first bucket is empty by now
         earliest_ms = self.earliest_ms()
         return earliest_ms is not None and earliest_ms <= now_ms
 

@@ -3,13 +3,15 @@
 The writer records them after each commit; each exchange sends its own and clears them.
 """
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from storage_svc.operations.reserve import Reserved
+from storage_svc.operations.standing import HandedOut
+from storage_svc.partition.commit import CommitContext
 from storage_svc.partition.journal import QueueGroup
 
-HandedOut = Callable[[Sequence[Reserved]], None]
+OnHandedOut = Callable[[Sequence[Reserved | HandedOut]], None]
 """Takes the results of standing reserves."""
 
 
@@ -20,33 +22,28 @@ class ExchangeEvents:
     broker_epoch: int
     changed: Callable[[], None]
     """Called when there is something to send, or the broker is fenced."""
-    handed_out: HandedOut
+    handed_out: OnHandedOut
     ready: dict[QueueGroup, None] = field(default_factory=dict)
     expired: list[int] = field(default_factory=list)
     next_deadline_changed: bool = True
     sent_deadline_ms: int | None = None
     health_changed: bool = True
 
-    def committed(
-        self,
-        ready: Collection[QueueGroup],
-        expired: Collection[int],
-        earliest_ms: int | None,
-        now_ms: int,
-    ) -> None:
+    def committed(self, commit: CommitContext) -> None:
         """A commit is durable: note ready queues, expired reservations and the next deadline."""
-        if ready:
-            self.ready.update(dict.fromkeys(ready))
-        if expired:
-            self.expired += expired
+        journal, deadlines = commit.journal, commit.state.deadlines
+        if journal.ready_queues:
+            self.ready.update(journal.ready_queues)
+        if journal.expired:
+            self.expired += journal.expired
         # Whether the broker's timer would fire too late, or once more for nothing. A removed
         # earliest deadline is reported only once it would have fired: messages are settled all the
         # time, and most deadlines are removed.
         sent_ms = self.sent_deadline_ms
-        if sent_ms is None or sent_ms <= now_ms:
-            moved = earliest_ms != sent_ms
+        if sent_ms is None or sent_ms <= commit.now_ms:
+            moved = deadlines.earliest_ms() != sent_ms
         else:
-            moved = earliest_ms is not None and earliest_ms < sent_ms
+            moved = deadlines.is_due(sent_ms - 1)
         if moved:
             self.next_deadline_changed = True
         if moved or self.ready or self.expired:
@@ -60,7 +57,7 @@ class ConnectedExchanges:
         self._events: set[ExchangeEvents] = set()
 
     def connect(
-        self, broker_epoch: int, changed: Callable[[], None], handed_out: HandedOut
+        self, broker_epoch: int, changed: Callable[[], None], handed_out: OnHandedOut
     ) -> ExchangeEvents:
         events = ExchangeEvents(broker_epoch, changed, handed_out)
         self._events.add(events)
@@ -73,21 +70,14 @@ class ConnectedExchanges:
         """Whether the broker with that epoch is connected."""
         return broker_epoch in [events.broker_epoch for events in self._events]
 
-    def committed(
-        self,
-        broker_epoch: int,
-        handed_out: Sequence[Reserved],
-        ready: Collection[QueueGroup],
-        expired: Collection[int],
-        earliest_ms: int | None,
-        now_ms: int,
-    ) -> None:
+    def committed(self, commit: CommitContext) -> None:
         """A commit is durable, and its operations have their results."""
+        broker_epoch = commit.counters.broker_epoch
         for events in self._events:
             if events.broker_epoch == broker_epoch:
-                if handed_out:
-                    events.handed_out(handed_out)
-                events.committed(ready, expired, earliest_ms, now_ms)
+                if commit.handed_out:
+                    events.handed_out(commit.handed_out)
+                events.committed(commit)
             else:
                 events.changed()  # it is fenced, and ends
 

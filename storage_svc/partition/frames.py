@@ -1,11 +1,11 @@
 """Frames: operations that arrived together, on their way through a commit and back.
 
-A frame that is too large for one commit is cut; whatever asked for it gets its results in parts.
+A frame that is too large for one commit is cut, and gets its results in parts.
 """
 
 import asyncio
 from collections.abc import Sequence
-from typing import Any, Generic, NamedTuple, Protocol, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 from storage_svc.operations.acks import AckReservations
 from storage_svc.operations.operation import Operation
@@ -14,7 +14,6 @@ from tidemark.errors import TidemarkError
 from tidemark.telemetry import is_sampled
 
 R = TypeVar("R")
-R_contra = TypeVar("R_contra", contravariant=True)
 
 
 class CommitBounds(NamedTuple):
@@ -31,96 +30,115 @@ SHARED = CommitBounds(body_bytes=1024 * 1024, operations=250)
 to four of them per operation."""
 
 
-class Requester(Protocol[R_contra]):
-    """Receives the results of operations. They may come in parts, in the order of operations."""
-
-    def answer(self, results: "Sequence[R_contra | TidemarkError]") -> None:
-        """The commit of the next operations is durable. Called in the turn that ends the commit."""
-        ...
-
-    def fail(self, error: TidemarkError) -> None:
-        """None of the operations without a result gets one."""
-        ...
-
-
 class Frame:
-    """Operations that arrived together, or a part of them, and the receiver of their results."""
+    """Operations that arrived together, or a part of them, and where their results go."""
 
-    __slots__ = ("body_bytes", "broker_epoch", "callers", "operations", "requester", "steps")
+    __slots__ = ("body_bytes", "broker_epoch", "callers", "is_answered", "operations", "steps")
 
     def __init__(
         self,
         operations: Sequence[Operation[Any]],
         callers: Sequence[str],
         broker_epoch: int | None,
-        requester: Requester[Any],
     ) -> None:
         self.operations = operations
-        self.callers = callers if callers and any(map(is_sampled, callers)) else ()
+        self.callers = sampled(callers)
         """Trace contexts, one per operation; empty if none is traced."""
         self.broker_epoch = broker_epoch
         """None: not from a broker."""
-        self.requester: Requester[Any] | None = requester
-        """None once it was answered."""
-        body_bytes, steps = 0, len(operations)
-        for each in operations:
-            if isinstance(each, AppendRuns):
-                for append in each.appends:
-                    body_bytes += len(append.body)
-                steps += len(each.appends) - 1
-            elif isinstance(each, AckReservations):
-                steps += len(each.receipts) - 1
-            elif isinstance(each, Append):
-                body_bytes += len(each.body)
-        self.body_bytes = body_bytes
-        self.steps = steps
-        """How many operations it counts for: some are for many runs or reservations."""
+        self.body_bytes, self.steps = measured(operations)
+        """The bytes of bodies, and how many operations it counts for: some are for many runs or
+        reservations."""
+        self.is_answered = False
+        """Whether all operations have their results."""
+
+    def answer(self, results: Sequence[Any]) -> None:
+        """The commit of the next operations is durable. Called in the turn that ends the commit.
+        If the frame was cut, results come in parts, in the order of operations."""
+        raise NotImplementedError
+
+    def fail(self, error: TidemarkError) -> None:
+        """None of the operations without a result gets one."""
+        raise NotImplementedError
 
     def parts(self, steps_max: int) -> "Sequence[Frame]":
         """The frame, cut if it is too large for one commit."""
         if self.steps <= steps_max:
             return (self,)
-        assert self.requester is not None
         operations_max = max(1, len(self.operations) * steps_max // self.steps)
         return [
-            Frame(
+            _Part(
+                self,
                 self.operations[start : start + operations_max],
                 self.callers[start : start + operations_max],
-                self.broker_epoch,
-                self.requester,
             )
             for start in range(0, len(self.operations), operations_max)
         ]
 
+
+class _Part(Frame):
+    """Operations of a frame that was cut."""
+
+    __slots__ = ("_whole",)
+
+    def __init__(
+        self, whole: Frame, operations: Sequence[Operation[Any]], callers: Sequence[str]
+    ) -> None:
+        super().__init__(operations, callers, whole.broker_epoch)
+        self._whole = whole
+
     def answer(self, results: Sequence[Any]) -> None:
-        requester, self.requester = self.requester, None
-        if requester is not None:
-            requester.answer(results)
+        self.is_answered = True
+        self._whole.answer(results)
 
     def fail(self, error: TidemarkError) -> None:
-        requester, self.requester = self.requester, None
-        if requester is not None:
-            requester.fail(error)
+        self._whole.fail(error)
 
 
-class Awaited(Generic[R]):
-    """A caller that awaits the results of all its operations together."""
+class Awaited(Frame, Generic[R]):
+    """Operations of a caller that awaits the results of all of them together."""
 
-    __slots__ = ("_expected", "_gathered", "results")
+    __slots__ = ("_gathered", "results")
 
-    def __init__(self, operations: int) -> None:
+    def __init__(
+        self,
+        operations: Sequence[Operation[R]],
+        callers: Sequence[str],
+        broker_epoch: int | None,
+    ) -> None:
+        super().__init__(operations, callers, broker_epoch)
         self.results: asyncio.Future[list[R | TidemarkError]]
         self.results = asyncio.get_running_loop().create_future()
-        self._expected = operations
         self._gathered: list[R | TidemarkError] = []
 
-    def answer(self, results: "Sequence[R | TidemarkError]") -> None:
+    def answer(self, results: Sequence[Any]) -> None:
         self._gathered += results
-        # The caller may have been cancelled.
-        if len(self._gathered) == self._expected and not self.results.done():
-            self.results.set_result(self._gathered)
+        if len(self._gathered) == len(self.operations):
+            self.is_answered = True
+            if not self.results.done():  # the caller may have been cancelled
+                self.results.set_result(self._gathered)
 
     def fail(self, error: TidemarkError) -> None:
         """Also if a part has succeeded: whether all were applied is unknown then."""
         if not self.results.done():
             self.results.set_exception(error)
+
+
+def sampled(callers: Sequence[str]) -> Sequence[str]:
+    """Trace contexts, one per operation; none if no operation is traced."""
+    return callers if callers and any(map(is_sampled, callers)) else ()
+
+
+def measured(operations: Sequence[Operation[Any]]) -> tuple[int, int]:
+    """The bytes of the bodies in operations, and how many operations they count for."""
+    body_bytes, steps = 0, len(operations)
+    for each in operations:
+        if isinstance(each, AppendRuns):
+            for _, body, _ in each.runs:
+                body_bytes += len(body)
+            steps += len(each.runs) - 1
+        elif isinstance(each, AckReservations):
+            steps += len(each.receipts) - 1
+        elif isinstance(each, Append):
+            body_bytes += len(each.body)
+    return body_bytes, steps

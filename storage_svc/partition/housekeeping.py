@@ -4,6 +4,7 @@ import logging
 from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
+from storage_svc.engines.engine import EngineDataLost, EngineFenced
 from storage_svc.operations.loading import RunHousekeeping
 from storage_svc.operations.partition_time import StampTime
 from storage_svc.partition.exchange_events import ConnectedExchanges
@@ -55,7 +56,10 @@ class Housekeeping:
         if not partition.is_open:
             return
         state = partition.state
-        partition.disk.update(await state.engine.free_bytes())
+        try:
+            partition.disk.update(await state.engine.free_bytes())
+        except (EngineFenced, EngineDataLost):  # the partition recovers from it, and reports it
+            return
         if not partition.keeps(state):  # it was closed meanwhile
             return
         now_ms = self._time.now_ms()

@@ -12,7 +12,7 @@ from storage_svc.engines import group_rows, queue_rows, reservation_rows, run_ro
 from storage_svc.engines.engine import Batch, Engine, Row, Table
 from storage_svc.engines.history_rows import Removals, history_values, index_keys
 from storage_svc.engines.keys import read_u64, u64, u64x2
-from storage_svc.partition.age_journal import AgeJournal
+from storage_svc.partition.age_journal import AgeJournal, moved_bounds
 from storage_svc.partition.deadlines import Deadlines
 from storage_svc.queue.group import Group
 from storage_svc.queue.lane import Lane
@@ -43,7 +43,7 @@ class BatchJournal:
         "_groups",
         "_queues",
         "added_due",
-        "ages",
+        "age_entries",
         "appended",
         "batch",
         "bodies",
@@ -93,7 +93,6 @@ class BatchJournal:
         self.removed_ids: set[int] = NO_SET
         self.added_due: list[tuple[Table, int]] = NO_LIST
         """Entries that this commit added to indexes which sweeps read, by the time they are due."""
-        self.ages = AgeJournal()
         self.loaded_briefly: set[str] = NO_SET
         """Queues that a pass or a sweep has loaded for this commit; they are unloaded after it."""
         self.messages = 0
@@ -105,14 +104,26 @@ class BatchJournal:
         self.next_record = next_record
         """Number of the next consumption or history row: makes rows of one moment distinct."""
         self._deadlines = deadlines
+        self.age_entries: AgeJournal | None = None
+        """Entries of the index of ages that change: most commits change none."""
         self._queues: dict[int, QueueRecord] = {}
         self._groups: dict[tuple[int, str], Group] = NO_DICT
         self._consumed: list[bytes] = []
 
-    async def finish(self, engine: Engine) -> Batch:
-        """The batch, with the records that changed."""
-        batch, ages = self.batch, self.ages
-        ages.follow(self._queues.values())
+    @property
+    def ages(self) -> AgeJournal:
+        """The same, to be added to."""
+        if self.age_entries is None:
+            self.age_entries = AgeJournal()
+        return self.age_entries
+
+    def finish(self) -> bool:
+        """Add the records that changed to the batch; False if rows of the index of ages have to be
+        read first: then call `finish_ages`."""
+        batch = self.batch
+        moved = moved_bounds(self._queues.values())
+        if moved:
+            self.ages.follow(moved)
         for record in self._queues.values():
             batch.put(
                 Table.CATALOG,
@@ -128,9 +139,12 @@ class BatchJournal:
             self.batch.put(Table.CONSUMED, self.record_key(), run_rows.consumed_value(entries))
         if self.removals:
             self._put_history()
-        if not ages.is_empty:
-            await ages.write(engine, batch, self._next_number)
-        return batch
+        return self.age_entries is None
+
+    async def finish_ages(self, engine: Engine) -> None:
+        """Add the entries of the index of ages."""
+        if self.age_entries is not None:
+            await self.age_entries.write(engine, self.batch, self._next_number)
 
     def _put_history(self) -> None:
         for (topic, kind, pass_id), queues in self.removals.items():
@@ -220,18 +234,22 @@ class BatchJournal:
     # --- runs ----------------------------------------------------------------------------------
 
     def put_run(self, record: QueueRecord, run: Run, body: bytes) -> None:
-        queue_id = record.queue_id
-        key = run_rows.body_key(queue_id, run)
+        queue_id, messages, body_bytes = record.queue_id, run.messages, run.body_bytes
+        key = run_rows.body_key(queue_id, run.first_offset)
         self.batch.put(
             Table.RUN_HEADERS, run_rows.run_key(queue_id, run), run_rows.run_value(run, body)
         )
-        if not run_rows.has_inline_body(run):
+        if body_bytes > run_rows.BODY_INLINE_BYTES_MAX:
             self.batch.put(Table.RUN_BODIES, key, body)
         self.bodies[key] = body
-        self.appended.setdefault(queue_id, []).append(run)
-        self.messages += run.messages
-        self.body_bytes += run.body_bytes
-        self.published += run.messages
+        appended = self.appended.get(queue_id)
+        if appended is None:
+            self.appended[queue_id] = [run]
+        else:
+            appended.append(run)
+        self.messages += messages
+        self.body_bytes += body_bytes
+        self.published += messages
         if run.dead_deadline_ms:
             self.batch.put(Table.TTL, run_rows.ttl_key(queue_id, run), run.fairness_key.encode())
 
@@ -262,7 +280,8 @@ class BatchJournal:
 
     def _delete_run(self, queue_id: int, run: Run) -> None:
         """Delete one run, as most settlements do: quicker than the path for many."""
-        header, body = run_rows.run_key(queue_id, run), run_rows.body_key(queue_id, run)
+        header = run_rows.run_key(queue_id, run)
+        body = run_rows.body_key(queue_id, run.first_offset)
         batch = self.batch
         batch.delete(Table.RUN_HEADERS, header)
         if run.body_bytes > run_rows.BODY_INLINE_BYTES_MAX:
@@ -273,7 +292,7 @@ class BatchJournal:
         self.deleted_bodies.append(body)
         self.messages -= run.messages
         self.body_bytes -= run.body_bytes
-        if self.bodies.pop(body, None) is not None:
+        if self.bodies and self.bodies.pop(body, None) is not None:
             self.appended[queue_id].remove(run)
 
     def purged(self, messages: int, body_bytes: int) -> None:
@@ -285,12 +304,13 @@ class BatchJournal:
 
     def put_reservation(self, record: QueueRecord, reservation: Reservation) -> None:
         """Most reservations are part of the row of their queue, which changes with them anyway."""
-        if reservation.live and queue_rows.fits_inline(record, reservation):
-            record.held[reservation.reservation_id] = reservation
+        reservation_id = reservation.reservation_id
+        if reservation.open and queue_rows.fits_inline(record, reservation):
+            record.held[reservation_id] = reservation
             self.queue_changed(record)
             return
-        was_held = record.held.pop(reservation.reservation_id, None) is not None
-        if was_held and reservation.ended_as_one:
+        was_held = record.held.pop(reservation_id, None) is not None
+        if was_held and not reservation.open and len(reservation.done) == 1:
             self._add_settled(record, reservation)
             self.queue_changed(record)
             return
@@ -299,7 +319,7 @@ class BatchJournal:
             record.reserved = True
             self.queue_changed(record)
         self.changed_queues.add(record.queue_id)
-        key = reservation_rows.reservation_key(record.queue_id, reservation.reservation_id)
+        key = reservation_rows.reservation_key(record.queue_id, reservation_id)
         self.batch.put(Table.RESERVATIONS, key, reservation_rows.reservation_value(reservation))
 
     def forget_oldest_settled(self, record: QueueRecord, reservation: Reservation) -> None:
@@ -368,15 +388,22 @@ class BatchJournal:
         self.batch.delete(Table.RESERVATIONS, key)
 
     def put_deadline(self, record: QueueRecord, reservation: Reservation) -> None:
-        self._deadlines.add(reservation.deadline_ms)
-        key = reservation_rows.deadline_key(record.queue_id, reservation)
+        deadline_ms = reservation.deadline_ms
+        self._deadlines.add(deadline_ms)
+        key = reservation_rows.deadline_key(
+            deadline_ms, record.queue_id, reservation.reservation_id
+        )
         if self.erased_rows:
             self.erased_rows.discard((Table.DEADLINES, key))
         self.batch.put(Table.DEADLINES, key, u64(reservation.broker_incarnation))
 
     def delete_deadline(self, record: QueueRecord, reservation: Reservation) -> None:
-        self._deadlines.discard(reservation.deadline_ms)
-        self.erase(Table.DEADLINES, reservation_rows.deadline_key(record.queue_id, reservation))
+        deadline_ms = reservation.deadline_ms
+        self._deadlines.discard(deadline_ms)
+        key = reservation_rows.deadline_key(
+            deadline_ms, record.queue_id, reservation.reservation_id
+        )
+        self.erase(Table.DEADLINES, key)
 
     def forget_deadline(self, table: Table, key: bytes, time_ms: int) -> None:
         """Delete an entry of the deadline or delay index whose record is gone."""

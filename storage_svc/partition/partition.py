@@ -26,6 +26,7 @@ from storage_svc.engines.engine import (
     Table,
 )
 from storage_svc.lifecycle.lifecycle_watch import NEVER_SILENT, LifecycleWatch, SilencePolicy
+from storage_svc.operations.claim import CheckWitness
 from storage_svc.operations.erase import Erased, EraseRows
 from storage_svc.operations.operation import Operation
 from storage_svc.operations.partition_time import StampTime
@@ -38,9 +39,9 @@ from storage_svc.partition.commit_numbers import Loss, LossWitnessed
 from storage_svc.partition.deadlines import Deadlines
 from storage_svc.partition.disk_watch import DiskWatch
 from storage_svc.partition.due_indexes import DueIndexes
-from storage_svc.partition.exchange_events import ConnectedExchanges, ExchangeEvents, HandedOut
+from storage_svc.partition.exchange_events import ConnectedExchanges, ExchangeEvents, OnHandedOut
 from storage_svc.partition.failures import failure_of
-from storage_svc.partition.frames import EMBEDDED, SHARED, Awaited, Frame, Requester
+from storage_svc.partition.frames import EMBEDDED, SHARED, Awaited, Frame
 from storage_svc.partition.health import FaultReason, Health
 from storage_svc.partition.housekeeping import Housekeeping
 from storage_svc.partition.losses import Losses, Witness, no_witness
@@ -99,15 +100,16 @@ class Partition:
         self._on_taken_over = on_taken_over
         self._await_sweep = await_sweep
         self._exchanges = ConnectedExchanges()
+        self._turns = turns or CommonTurns()
         self._writer = Writer(
-            self.number, clock, self._exchanges, self.lifecycle, figures or CommitFigures()
+            self.number, self._exchanges, self.lifecycle, figures or CommitFigures(clock)
         )
         self._commits = CommitLoop(
             self._writer,
-            turns or CommonTurns(),
+            self._turns,
             new_commit=self._new_commit,
             recover=self._recover,
-            committed=self._continue_erasing,
+            continue_erasing=self._continue_erasing,
         )
         self._state: PartitionState | None = None
         self._deadlines = Deadlines()
@@ -175,25 +177,18 @@ class Partition:
         """Queue operations for the next commit; their results come in the same order."""
         caller = current_traceparent()
         callers = [caller] * len(operations) if caller else ()
-        awaited = Awaited[R](len(operations))
-        self.submit_for(awaited, operations, callers, broker_epoch)
+        awaited = Awaited[R](operations, callers, broker_epoch)
+        self.submit_frame(awaited)
         return awaited.results
 
-    def submit_for(
-        self,
-        requester: Requester[R],
-        operations: Sequence[Operation[R]],
-        callers: Sequence[str],
-        broker_epoch: int | None,
-    ) -> None:
-        """The same for a requester that takes results as they come, without a future; `callers` are
-        the trace contexts of operations, none if no operation is traced."""
+    def submit_frame(self, frame: Frame) -> None:
+        """The same for a frame that takes its results as they come, without a future."""
         if self.is_closing:
-            requester.fail(ShuttingDown(f"partition {self.number} is being closed"))
+            frame.fail(ShuttingDown(f"partition {self.number} is being closed"))
         elif self._state is None:
-            requester.fail(self._faulty())
+            frame.fail(self._faulty())
         else:
-            self._commits.submit(operations, callers, broker_epoch, requester)
+            self._commits.submit(frame)
 
     async def call(self, operation: Operation[R], broker_epoch: int | None = None) -> R:
         """One operation; raises its error."""
@@ -225,6 +220,14 @@ class Partition:
         """
         if self.state.engine.storage_epoch:
             await self.submit([])
+
+    async def check_witness(self, commit: int) -> None:
+        """Raise PartitionFaulty, and report DATA_LOST, if a commit that a caller has seen is gone.
+
+        Before reads: a partition that goes back behind it later is noticed by `verify`.
+        """
+        if not self.state.numbers.has(commit):
+            await self.call(CheckWitness(commit))
 
     @asynccontextmanager
     async def verified(self) -> AsyncIterator[None]:
@@ -342,7 +345,7 @@ class Partition:
         self,
         broker_epoch: int,
         changed: Callable[[], None],
-        handed_out: HandedOut = lambda _: None,
+        handed_out: OnHandedOut = lambda _: None,
     ) -> ExchangeEvents:
         """The events for the exchange of a broker, until `disconnect`."""
         return self._exchanges.connect(broker_epoch, changed, handed_out)
@@ -401,15 +404,17 @@ class Partition:
         self._erasing = self.submit([EraseRows()])
         self._erasing.add_done_callback(lambda done: done.cancelled() or done.exception())
 
-    def _new_commit(self) -> CommitContext:
+    def _new_commit(self, frames: Sequence[Frame]) -> CommitContext:
         state = self._state or self.state
         counters = state.counters
-        now_ms = self._time.stamp(counters)
+        reading = self._turns.read(self._clock)
         return CommitContext(
             state,
             self.number,
             self.identity.partitions,
-            now_ms,
+            self._time.stamp(reading, counters),
+            frames,
+            started_ns=reading.monotonic_ns,
             disk_full=self.disk.full,
             publishes_refused=self.health.refusal(self.number),
             deletions_refused=self._time.refusal() if counters.suspended_ms else None,
@@ -432,7 +437,8 @@ class Partition:
             await self._store_loss(state, error.loss)  # before the answer, as everything else
         # Results before health: a broker that reads of a reopening drops its callers.
         for frame in frames:
-            frame.fail(answer)
+            if not frame.is_answered:
+                frame.fail(answer)
         self._commits.fail_submitted(self._faulty())
         self._exchanges.health_changed()
         if state is not None:

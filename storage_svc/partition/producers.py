@@ -11,6 +11,7 @@ window.
 
 import zlib
 from collections import OrderedDict
+from collections.abc import Iterable
 from struct import Struct
 from typing import NamedTuple
 
@@ -25,7 +26,7 @@ _ENTRY = Struct(">QQQQII")  # sequence, answer
 
 
 class Answer(NamedTuple):
-    """The first answer, and the identity of its run."""
+    """The first answer to a sequence, and the identity of its run."""
 
     queue_id: int
     first_offset: int
@@ -38,11 +39,16 @@ def checksum(lmq_name: str, body: bytes) -> int:
     return zlib.crc32(body, zlib.crc32(lmq_name.encode()))
 
 
-class _Producer:
-    __slots__ = ("answers", "day", "highest", "rows", "unwritten")
+class Producer:
+    """The answers of one producer that are remembered."""
 
-    def __init__(self) -> None:
-        self.answers: dict[int, Answer] = {}
+    __slots__ = ("answers", "day", "highest", "prefix", "rows", "unwritten")
+
+    def __init__(self, producer_id: str) -> None:
+        self.prefix = text(producer_id.encode())
+        """Of its keys."""
+        self.answers: dict[int, bytes] = {}
+        """By sequence, as they are stored."""
         self.highest = 0
         self.day = 0  # of its last run, as in PRODUCER_INDEX
         self.rows: dict[int, list[int]] = {}
@@ -50,9 +56,14 @@ class _Producer:
         self.unwritten: list[int] = []
         """Sequences of the commit under way."""
 
-    def add(self, sequence: int, answer: Answer) -> None:
-        self.answers[sequence] = answer
-        self.highest = max(self.highest, sequence)
+    def is_new(self, sequence: int) -> bool:
+        """Whether a run of this sequence was not stored before, for certain."""
+        return sequence > self.highest - PRODUCER_SEQUENCES_MAX and sequence not in self.answers
+
+    def add(self, sequence: int, entry: bytes) -> None:
+        self.answers[sequence] = entry
+        if sequence > self.highest:
+            self.highest = sequence
 
     def drop_row(self, last: int) -> None:
         for sequence in self.rows.pop(last):
@@ -68,8 +79,8 @@ class Producers:
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
-        self._cached: OrderedDict[str, _Producer] = OrderedDict()
-        self._unwritten: dict[str, _Producer] = {}
+        self._cached: OrderedDict[str, Producer] = OrderedDict()
+        self._unwritten: list[Producer] = []
         """Producers with answers of the commit under way."""
         self._searched_to = 0
         """No producer that is still stored published last before this day."""
@@ -82,52 +93,78 @@ class Producers:
         Raises SequenceConflict for another run under the same sequence, SequenceTooOld for one
         that lies before the window.
         """
-        producer = self._cached.get(producer_id) or await self._producer(producer_id)
+        producer = await self.load(producer_id)
         if sequence <= producer.highest - PRODUCER_SEQUENCES_MAX:
             raise SequenceTooOld(
                 f"sequence {sequence} lies before the window of producer {producer_id}",
                 highest=str(producer.highest),
             )
-        first = producer.answers.get(sequence)
-        if first is not None and first[3:] != (messages, checksum):
+        entry = producer.answers.get(sequence)
+        if entry is None:
+            return None
+        first = Answer(*_ENTRY.unpack(entry)[1:])
+        if first[3:] != (messages, checksum):
             raise SequenceConflict(
                 f"producer {producer_id} used sequence {sequence} for another run",
                 sequence=str(sequence),
             )
         return first
 
-    async def remember(
-        self, producer_id: str, sequence: int, answer: Answer, now_ms: int, batch: Batch
+    def loaded(self, producer_id: str) -> Producer | None:
+        """A producer that need not be read."""
+        producer = self._cached.get(producer_id)
+        if producer is not None:
+            self._cached.move_to_end(producer_id)
+        return producer
+
+    async def load(self, producer_id: str) -> Producer:
+        """A producer, which stays in memory until the commit under way is complete."""
+        producer = self.loaded(producer_id)
+        if producer is None:
+            producer = self._cached[producer_id] = await self._read(producer_id)
+        return producer
+
+    def remember(
+        self, producer: Producer, sequence: int, answer: Iterable[int], now_ms: int, batch: Batch
     ) -> None:
         """Keep the answer of a run that the commit under way stores; `write` stores it."""
-        producer = await self._producer(producer_id)
-        producer.add(sequence, answer)
+        producer.add(sequence, _ENTRY.pack(sequence, *answer))
+        if not producer.unwritten:
+            self._unwritten.append(producer)
+            if now_ms // _DAY_MS != producer.day:
+                self._note_day(producer, now_ms // _DAY_MS, batch)
         producer.unwritten.append(sequence)
-        self._unwritten[producer_id] = producer
-        day = now_ms // _DAY_MS
-        if day != producer.day:
-            prefix = text(producer_id.encode())
-            if producer.day:
-                batch.delete(Table.PRODUCER_INDEX, u64(producer.day) + prefix)
-            producer.day = day
-            batch.put(Table.PRODUCER_INDEX, u64(day) + prefix, b"")
-            batch.put(Table.PRODUCERS, prefix, u64(day))
+
+    def _note_day(self, producer: Producer, day: int, batch: Batch) -> None:
+        prefix = producer.prefix
+        if producer.day:
+            batch.delete(Table.PRODUCER_INDEX, u64(producer.day) + prefix)
+        producer.day = day
+        batch.put(Table.PRODUCER_INDEX, u64(day) + prefix, b"")
+        batch.put(Table.PRODUCERS, prefix, u64(day))
 
     def write(self, batch: Batch) -> None:
-        """Store the answers of the commit under way: a row for each of its producers."""
+        """Store the answers of the commit under way: a row for each of its producers. None of them
+        is read again before the commit is durable, so that memory can be bounded here."""
+        if len(self._cached) > _CACHED_MAX:
+            self._trim()
         if not self._unwritten:
             return
-        for producer_id, producer in self._unwritten.items():
-            prefix = text(producer_id.encode())
+        for producer in self._unwritten:
             sequences, producer.unwritten = producer.unwritten, []
-            last = max(sequences)
-            entries = [_ENTRY.pack(each, *producer.answers[each]) for each in sequences]
-            batch.put(Table.PRODUCERS, prefix + u64(last), b"".join(entries))
-            producer.rows[last] = sequences
+            answers, rows = producer.answers, producer.rows
+            if len(sequences) == 1:  # as in most commits of one of many partitions
+                last = sequences[0]
+                value = answers[last]
+            else:
+                last = max(sequences)
+                value = b"".join([answers[each] for each in sequences])
+            batch.put(Table.PRODUCERS, producer.prefix + u64(last), value)
+            rows[last] = sequences
             oldest = producer.highest - PRODUCER_SEQUENCES_MAX
-            while (first := next(iter(producer.rows))) <= oldest:
+            while (first := next(iter(rows))) <= oldest:
                 producer.drop_row(first)
-                batch.delete(Table.PRODUCERS, prefix + u64(first))
+                batch.delete(Table.PRODUCERS, producer.prefix + u64(first))
         self._unwritten.clear()
 
     async def has_old(self, now_ms: int) -> bool:
@@ -145,35 +182,25 @@ class Producers:
         before = _first_day_kept(now_ms)
         old = await self._engine.scan(Table.PRODUCER_INDEX, b"", u64(before), limit=limit)
         for key, _ in old:
-            producer_id, _ = read_text(key, 8)
-            prefix = text(producer_id)
-            producer = await self._producer(producer_id.decode())
+            encoded, _ = read_text(key, 8)
+            producer_id = encoded.decode()
+            producer = await self.load(producer_id)
             if producer.day != read_u64(key):
                 continue  # it has published since; its entry moves with this commit
             batch.delete(Table.PRODUCER_INDEX, key)
-            batch.delete(Table.PRODUCERS, prefix)
+            batch.delete(Table.PRODUCERS, producer.prefix)
             for last in producer.rows:
-                batch.delete(Table.PRODUCERS, prefix + u64(last))
-            del self._cached[producer_id.decode()]
+                batch.delete(Table.PRODUCERS, producer.prefix + u64(last))
+            del self._cached[producer_id]
         return len(old)
 
-    def trim(self) -> None:
-        """Bound the memory. Only after a commit: its rows cannot be read back before."""
+    def _trim(self) -> None:
         while len(self._cached) > _CACHED_MAX:
             self._cached.popitem(last=False)
 
-    async def _producer(self, producer_id: str) -> _Producer:
-        producer = self._cached.get(producer_id)
-        if producer is None:
-            producer = await self._load(producer_id)
-            self._cached[producer_id] = producer
-        else:
-            self._cached.move_to_end(producer_id)
-        return producer
-
-    async def _load(self, producer_id: str) -> _Producer:
-        producer = _Producer()
-        prefix = text(producer_id.encode())
+    async def _read(self, producer_id: str) -> Producer:
+        producer = Producer(producer_id)
+        prefix = producer.prefix
         for key, value in await self._engine.scan(
             Table.PRODUCERS, prefix, prefix_end(prefix), limit=2 * PRODUCER_SEQUENCES_MAX
         ):
@@ -181,7 +208,8 @@ class Producers:
                 producer.day = read_u64(value)
                 continue
             sequences = producer.rows[read_u64(key, len(prefix))] = []
-            for sequence, *answer in _ENTRY.iter_unpack(value):
+            for at in range(0, len(value), _ENTRY.size):
+                sequence = read_u64(value, at)
                 sequences.append(sequence)
-                producer.add(sequence, Answer(*answer))
+                producer.add(sequence, value[at : at + _ENTRY.size])
         return producer

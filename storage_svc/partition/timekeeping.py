@@ -9,6 +9,7 @@ import logging
 from storage_svc.partition.clock import PartitionTime
 from storage_svc.partition.counters import Counters
 from storage_svc.partition.health import FaultReason, Health
+from storage_svc.turns import Reading
 from tidemark.clock import Clock
 from tidemark.errors import PartitionFaulty, TidemarkError
 from tidemark.telemetry import counter
@@ -43,9 +44,9 @@ class Timekeeping:
         self._time = PartitionTime(committed_ms, self._clock.wall_ms(), self._clock.monotonic_ms())
         self._time.suspicious = suspicious
 
-    def stamp(self, counters: Counters) -> int:
+    def stamp(self, reading: Reading, counters: Counters) -> int:
         """The time of the next commit, which stores whether deletions are suspended."""
-        now_ms = self._time.now_ms(self._clock.wall_ms(), self._clock.monotonic_ms())
+        now_ms = self._time.now_ms(reading.wall_ms, reading.monotonic_ms)
         counters.suspended_ms = (counters.suspended_ms or now_ms) if self._time.suspicious else 0
         return now_ms
 

@@ -267,7 +267,7 @@ async def _compare_tables(partition: Partition, model: PartitionModel) -> None:
             key = reservation_rows.reservation_key(queue_id, each.reservation_id)
             (forgettable if each.fading or each.forgotten else reservations).add(key)
             if each.live:
-                deadline = reservation_rows.deadline_key_of(
+                deadline = reservation_rows.deadline_key(
                     each.deadline_ms, queue_id, each.reservation_id
                 )
                 expected[Table.DEADLINES].add(deadline)

@@ -17,6 +17,7 @@ from storage_svc.operations.publish import Append, Appended
 from storage_svc.operations.topics import PutTopic
 from storage_svc.partition.commit_figures import CommitFigures
 from storage_svc.partition.counters import Claim
+from storage_svc.partition.frames import Frame
 from storage_svc.partition.partition import Partition
 from storage_svc.turns import CommonTurns
 from tests.support.exchange_client import body
@@ -39,20 +40,34 @@ class Requests:
         self.all_answered = asyncio.Event()
         self._expected = expected
 
-    def answer(self, results: Sequence[Appended | TidemarkError]) -> None:
+    def submit(self, partition: Partition, appends: Sequence[Append], epoch: int | None) -> None:
+        partition.submit_frame(Request(self, appends, epoch))
+
+    def take(self, results: Sequence[Appended | TidemarkError]) -> None:
         self.results += results
         if len(self.results) == self._expected:
             self.all_answered.set()
 
+
+class Request(Frame):
+    """A frame for one of them."""
+
+    def __init__(self, requests: Requests, appends: Sequence[Append], epoch: int | None) -> None:
+        super().__init__(appends, (), epoch)
+        self._requests = requests
+
+    def answer(self, results: Sequence[Appended | TidemarkError]) -> None:
+        self._requests.take(results)
+
     def fail(self, error: TidemarkError) -> None:
-        self.answer([error])
+        self._requests.take([error])
 
 
 @pytest.fixture
 async def node(tmp_path: Path) -> AsyncIterator[list[Partition]]:
     """The partitions of one node, which all know the topic `t`."""
     engines, clock = RocksEngines(tmp_path), ManualClock()
-    shared: dict[str, Any] = {"turns": CommonTurns(), "figures": CommitFigures()}
+    shared: dict[str, Any] = {"turns": CommonTurns(), "figures": CommitFigures(clock)}
     identities = [Identity("turns", number, PARTITIONS) for number in range(PARTITIONS)]
     partitions = [Partition(engines, each, clock, **shared) for each in identities]
     for partition in partitions:
@@ -79,7 +94,7 @@ async def test_a_commit_of_more_partitions_takes_no_more_calls_of_the_event_loop
         nonlocal calls
         calls, requests = 0, Requests(len(partitions))
         for each in partitions:
-            each.submit_for(requests, [Append("t", 1, body(b"x"))], (), None)
+            requests.submit(each, [Append("t", 1, body(b"x"))], None)
         await asyncio.wait_for(requests.all_answered.wait(), 60)
         assert all(isinstance(each, Appended) for each in requests.results)
         return calls
@@ -97,8 +112,8 @@ async def test_a_commit_that_waits_for_others_is_answered_after_it_continues(
     """L1: more operations than one turn applies give way, and the commit ends in its own time."""
     many, one = Requests(200), Requests(1)
 
-    node[0].submit_for(many, [Append("t", 1, body(b"x"))] * 200, (), None)
-    node[1].submit_for(one, [Append("t", 1, body(b"x"))], (), None)
+    many.submit(node[0], [Append("t", 1, body(b"x"))] * 200, None)
+    one.submit(node[1], [Append("t", 1, body(b"x"))], None)
     await asyncio.wait_for(one.all_answered.wait(), 60)
     await asyncio.wait_for(many.all_answered.wait(), 60)
 
@@ -121,8 +136,7 @@ async def test_a_commit_of_a_further_partition_makes_few_calls(node: list[Partit
         sys.setprofile(count)
         try:
             for partition, claimed in zip(node[:partitions], epochs, strict=False):
-                append = [Append("t", 1, body(b"x"))]
-                partition.submit_for(requests, append, (), claimed.broker_epoch)
+                requests.submit(partition, [Append("t", 1, body(b"x"))], claimed.broker_epoch)
             await asyncio.wait_for(requests.all_answered.wait(), 60)
         finally:
             sys.setprofile(None)

@@ -34,7 +34,7 @@ from storage_svc.operations.renew import HeldReservation, Renew
 from storage_svc.operations.reserve import Reserve, Reserved, ReservedSlice
 from storage_svc.operations.schedule import Unschedule
 from storage_svc.operations.settle import Extend, Settle
-from storage_svc.operations.standing import Recall
+from storage_svc.operations.standing import HandedOut, Recall
 from storage_svc.operations.topics import PutTopic
 from storage_svc.partition import commit, erasures
 from storage_svc.partition.clock import FORWARD_JUMP_MS_MAX
@@ -65,6 +65,7 @@ from tests.model.partition_strategies import (
 )
 from tests.model.reference.partition import PartitionModel
 from tests.support.faulty_engine import Fault, FaultyEngines
+from tests.support.standing_results import in_long_form
 from tidemark.api.broker.v1.message_pb2 import MessageBatch
 from tidemark.clock import ManualClock
 from tidemark.errors import CommitOutcomeUnknown
@@ -144,7 +145,7 @@ class PartitionMachine(RuleBasedStateMachine):
         self.committed_ms = 0
         self.changed = asyncio.Event()
         self.standing_id = 0
-        self.handed_out: list[Reserved] = []
+        self.handed_out: list[Reserved | HandedOut] = []
         self.partition, self.engines, self.events = self.run(self._open())
         for name, each in TOPICS.items():
             self.run(self.partition.call(PutTopic(Topic(name, each), create=True)))
@@ -337,7 +338,7 @@ class PartitionMachine(RuleBasedStateMachine):
     def _conclude_a_commit(self) -> None:
         """Every commit ends with what is due, and with what reserves that stand hand out."""
         self.run(self._until_handed_out())
-        handed_out = list(self.handed_out)
+        handed_out = list(in_long_form(self.handed_out))
         self.handed_out.clear()
         self.model.conclude(handed_out)
         for each in handed_out:

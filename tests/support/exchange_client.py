@@ -35,6 +35,7 @@ from tidemark.api.storage.v1.exchange_pb2 import (
 )
 from tidemark.api.storage.v1.partition_pb2 import PartitionHealth
 from tidemark.errors import TidemarkError, Unavailable
+from tidemark.number_rows import rows_of
 from tidemark.rpc.statuses import from_status
 
 # --- operations -----------------------------------------------------------------------------------
@@ -168,7 +169,7 @@ class ExchangeStream:
             async for frame in self._call:
                 self.frames += 1
                 self.frame_bytes_max = max(self.frame_bytes_max, frame.ByteSize())
-                self.in_columns.update(frame.columns.partitions)
+                self.in_columns.update(frame.columns.partitions[::5])
                 for response in [*frame.parts, *_single_responses(frame.columns)]:
                     part = self._parts.get((response.partition, response.broker_epoch))
                     if part is not None:
@@ -230,21 +231,22 @@ class ExchangeClient:
         """Add appends or acks in an array to the columns of a frame."""
         result = self._expect(operation)
         appends, acks = operation.appends, operation.acks
-        columns.partitions.append(self.partition)
-        columns.broker_epochs.append(self.broker_epoch)
-        columns.request_ids.append(operation.request_id)
-        columns.source_indexes.append(len(columns.sources))
-        columns.sources.add(
-            producer_id=appends.producer_id,
-            topic_version=appends.topic_version,
-            client_id=acks.client_id,
+        columns.operations.extend(
+            (
+                self.partition,
+                self.broker_epoch,
+                operation.request_id,
+                len(columns.sources),
+                appends.topic_version,
+                len(appends.lmq_names),
+                len(acks.receipts),
+            )
         )
-        columns.run_counts.append(len(appends.lmq_names))
-        columns.receipt_counts.append(len(acks.receipts))
+        columns.sources.append(appends.producer_id or acks.client_id)
         columns.lmq_names.extend(appends.lmq_names)
-        columns.counts.extend(appends.counts)
         columns.bodies.extend(appends.bodies)
-        columns.sequences.extend(appends.sequences)
+        for each in zip(appends.counts, appends.sequences, strict=True):
+            columns.runs.extend(each)
         columns.receipts.extend(acks.receipts)
         return result
 
@@ -311,25 +313,17 @@ class ExchangeClient:
 
 def _single_responses(columns: ResultColumns) -> Iterator[PartitionResponse]:
     """Results that came in columns, as responses of single partitions."""
-    queue_ids, first_offsets = iter(columns.queue_ids), iter(columns.first_offsets)
+    stored = rows_of(columns.runs, 2)
     messages, handed_out = iter(columns.messages), _single_results(columns.hand_outs)
-    results = iter(
-        zip(columns.request_ids, columns.run_counts, columns.receipt_counts, strict=True)
-    )
-    for partition, epoch, commit, count, hand_outs in zip(
-        columns.partitions,
-        columns.broker_epochs,
-        columns.commits,
-        columns.result_counts,
-        columns.hand_out_counts,
-        strict=True,
-    ):
+    results = rows_of(columns.results, 3)
+    for partition, epoch, commit, count, hand_outs in rows_of(columns.partitions, 5):
         response = PartitionResponse(partition=partition, broker_epoch=epoch, commit=commit)
         for request_id, runs, receipts in islice(results, count):
             result = response.results.add(request_id=request_id)
             if runs:
-                result.appends.queue_ids.extend(islice(queue_ids, runs))
-                result.appends.first_offsets.extend(islice(first_offsets, runs))
+                for queue_id, first_offset in islice(stored, runs):
+                    result.appends.queue_ids.append(queue_id)
+                    result.appends.first_offsets.append(first_offset)
             else:
                 result.acks.messages.extend(islice(messages, receipts))
         for reserve in islice(handed_out, hand_outs):

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 
 from tidemark.api.storage.v1.exchange_pb2 import HandOuts, OperationColumns, ResultColumns
+from tidemark.number_rows import rows_of
 
 _HAND_OUTS = [field.name for field in HandOuts.DESCRIPTOR.fields]
 
@@ -10,26 +11,18 @@ _HAND_OUTS = [field.name for field in HandOuts.DESCRIPTOR.fields]
 def split_operations(columns: OperationColumns) -> Iterator[tuple[int, int, OperationColumns]]:
     """Each operation with its partition and epoch."""
     run = receipt = 0
-    for index, (partition, epoch) in enumerate(
-        zip(columns.partitions, columns.broker_epochs, strict=True)
-    ):
-        run_end = run + columns.run_counts[index]
-        receipt_end = receipt + columns.receipt_counts[index]
+    for row in rows_of(columns.operations, 7):
+        partition, epoch, *_, runs, receipts = row
+        run_end, receipt_end = run + runs, receipt + receipts
         yield (
             partition,
             epoch,
             OperationColumns(
-                partitions=[partition],
-                broker_epochs=[epoch],
-                request_ids=[columns.request_ids[index]],
-                source_indexes=[columns.source_indexes[index]],
-                run_counts=[columns.run_counts[index]],
-                receipt_counts=[columns.receipt_counts[index]],
+                operations=row,
                 sources=columns.sources,
                 lmq_names=columns.lmq_names[run:run_end],
-                counts=columns.counts[run:run_end],
                 bodies=columns.bodies[run:run_end],
-                sequences=columns.sequences[run:run_end],
+                runs=columns.runs[2 * run : 2 * run_end],
                 receipts=columns.receipts[receipt:receipt_end],
             ),
         )
@@ -39,24 +32,19 @@ def split_operations(columns: OperationColumns) -> Iterator[tuple[int, int, Oper
 def split_results(columns: ResultColumns) -> Iterator[tuple[int, ResultColumns]]:
     """The results of each partition."""
     result = run = receipt = hand_out = 0
-    for index, partition in enumerate(columns.partitions):
-        result_end = result + columns.result_counts[index]
-        run_end = run + sum(columns.run_counts[result:result_end])
-        receipt_end = receipt + sum(columns.receipt_counts[result:result_end])
-        hand_out_end = hand_out + columns.hand_out_counts[index]
+    results = list(rows_of(columns.results, 3))
+    for row in rows_of(columns.partitions, 5):
+        partition, _, _, of_partition, hand_outs = row
+        result_end = result + of_partition
+        run_end = run + sum(runs for _, runs, _ in results[result:result_end])
+        receipt_end = receipt + sum(receipts for *_, receipts in results[result:result_end])
+        hand_out_end = hand_out + hand_outs
         yield (
             partition,
             ResultColumns(
-                partitions=[partition],
-                broker_epochs=[columns.broker_epochs[index]],
-                commits=[columns.commits[index]],
-                result_counts=[columns.result_counts[index]],
-                hand_out_counts=[columns.hand_out_counts[index]],
-                request_ids=columns.request_ids[result:result_end],
-                run_counts=columns.run_counts[result:result_end],
-                receipt_counts=columns.receipt_counts[result:result_end],
-                queue_ids=columns.queue_ids[run:run_end],
-                first_offsets=columns.first_offsets[run:run_end],
+                partitions=row,
+                results=columns.results[3 * result : 3 * result_end],
+                runs=columns.runs[2 * run : 2 * run_end],
                 messages=columns.messages[receipt:receipt_end],
                 hand_outs=_slice(columns.hand_outs, hand_out, hand_out_end),
             ),

@@ -41,6 +41,7 @@ _TRACESTATE_CHARACTERS_MAX: Final = 512
 _SAMPLED: Final = frozenset("13579bdf")
 """Last digits of a traceparent with the sampled flag set."""
 _NO_SPAN: Final = nullcontext(INVALID_SPAN)
+_NOT_KNOWN: Final = object()
 
 NOT_SAMPLED: Final = f"00-{'f' * 32}-{'f' * 16}-00"
 """The traceparent of publishes in a trace that is not sampled. The same for all, so that such runs
@@ -60,9 +61,13 @@ def tracer(name: str) -> Tracer:
 
 
 def tracing_enabled() -> bool:
-    """Whether spans are recorded at all. Costs a microsecond: call it per frame, not per
-    message."""
-    return not isinstance(trace.get_tracer_provider(), ProxyTracerProvider)
+    """Whether spans are recorded at all: whether the process has a provider."""
+    # As long as there is none, `get_tracer_provider` looks into the environment with each call,
+    # which costs a publish that is alone some microseconds in client and broker.
+    provider = getattr(trace, "_TRACER_PROVIDER", _NOT_KNOWN)
+    if provider is _NOT_KNOWN:  # another version of OpenTelemetry
+        provider = trace.get_tracer_provider()
+    return provider is not None and not isinstance(provider, ProxyTracerProvider)
 
 
 def span(

@@ -136,15 +136,19 @@ class Fuzzer:
                 [self.random.randbytes(choose([0, 1, 100])) for _ in range(choose([1, 3]))]
             )
             name = choose(NAMES)
-            array.request_ids.append(self.random.randint(0, 2**64 - 1))
             array.lmq_names.append(name)
             array.bodies.append(choose([body, body, body, b"", self.random.randbytes(10)]))
-            array.counts.append(choose([1, 1, 3, self.number() % 2**32]))
-            array.sequences.append(choose([0, 0, self.random.randint(1, 20), 2**64 - 1]))
             at_home = partition_of(name, 2)
-            array.partitions.append(choose([at_home, at_home, 0, 2**32 - 1]))
+            array.runs.extend(
+                (
+                    self.random.randint(0, 2**64 - 1),
+                    choose([1, 1, 3, self.number() % 2**32, 2**64 - 1]),
+                    choose([0, 0, self.random.randint(1, 20), 2**64 - 1]),
+                    choose([at_home, at_home, 0, 2**32 - 1, 2**64 - 1]),
+                )
+            )
         if self.random.random() < 0.005:
-            array.counts.append(1)
+            array.runs.extend([1] * choose([1, 4]))
         return array
 
     def settlement(self) -> Settlement:

@@ -70,6 +70,7 @@ async def test_a_repeat_gets_the_first_answer(local: LocalBroker) -> None:
     assert (await local.queue("orders/x")).messages == 1
 
 
+@pytest.mark.also_on_redis
 async def test_a_repeat_from_another_session_of_the_same_producer_is_known(
     local: LocalBroker,
 ) -> None:
@@ -85,6 +86,7 @@ async def test_a_repeat_from_another_session_of_the_same_producer_is_known(
 
 
 @pytest.mark.parametrize("fresh_broker", [False, True], ids=["topic known", "topic not known"])
+@pytest.mark.also_on_redis
 async def test_order_is_kept_under_pipelining_also_for_cold_queues(
     local: LocalBroker, fresh_broker: bool
 ) -> None:

@@ -1,7 +1,7 @@
 """Runs in columns: many are published with one part of a frame, each as by itself (S2, S3, S11)."""
 
 import asyncio
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import TypeAlias
 
 import pytest
@@ -60,9 +60,8 @@ class Sent:
         self.answers: list[asyncio.Future[RunResult]] = [loop.create_future() for _ in range(runs)]
         self.first_id = 0
 
-    def stored(self, request_ids: Iterable[int], stored: Iterable[Stored]) -> None:
-        for request_id, each in zip(request_ids, stored, strict=True):
-            self.answers[request_id - self.first_id].set_result(each)
+    def stored(self, request_id: int, stored: Stored) -> None:
+        self.answers[request_id - self.first_id].set_result(stored)
 
     def answered(self, request_id: int, result: PublishResult | TidemarkError) -> None:
         complete(self.answers[request_id - self.first_id], result)
@@ -254,12 +253,9 @@ def repeated_field(frame_bytes: int) -> SessionRequest:
     # Its length as four groups of seven bits, each but the last with a bit that more follow.
     groups = [len(message) >> shift & 0x7F | 0x80 for shift in (0, 7, 14)]
     array = RunArray(
-        request_ids=[1],
         lmq_names=[QUEUE],
         bodies=[b"\x0a" + bytes([*groups, len(message) >> 21]) + message],
-        counts=[1],
-        sequences=[1],
-        partitions=[partition_of(QUEUE, 2)],
+        runs=[1, 1, 1, partition_of(QUEUE, 2)],
     )
     return SessionRequest(run_arrays=[array])
 
@@ -267,17 +263,15 @@ def repeated_field(frame_bytes: int) -> SessionRequest:
 @pytest.mark.parametrize(
     "array",
     [
-        RunArray(request_ids=[1], lmq_names=[QUEUE], bodies=[b""], counts=[1], sequences=[0]),
+        RunArray(lmq_names=[QUEUE], bodies=[b""], runs=[1, 1, 0]),
+        RunArray(lmq_names=[QUEUE], bodies=[b""]),
         RunArray(
-            request_ids=range(limits.FRAME_RUNS_MAX + 1),
             lmq_names=[QUEUE] * (limits.FRAME_RUNS_MAX + 1),
             bodies=[b""] * (limits.FRAME_RUNS_MAX + 1),
-            counts=[1] * (limits.FRAME_RUNS_MAX + 1),
-            sequences=[0] * (limits.FRAME_RUNS_MAX + 1),
-            partitions=[0] * (limits.FRAME_RUNS_MAX + 1),
+            runs=[1, 1, 0, 0] * (limits.FRAME_RUNS_MAX + 1),
         ),
     ],
-    ids=["a column is missing", "too many runs"],
+    ids=["a number is missing", "a column is missing", "too many runs"],
 )
 async def test_an_array_that_breaks_the_contract_ends_the_session(
     local: LocalBroker, array: RunArray

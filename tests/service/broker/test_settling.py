@@ -47,6 +47,7 @@ async def test_deliveries_of_different_partitions_are_settled_each_by_its_own_ta
         assert (await local.queue(queue)).inflight == 0
 
 
+@pytest.mark.also_on_redis
 async def test_ranges_of_a_delivery_are_settled_in_different_ways(local: LocalBroker) -> None:
     """V6: a different settlement of the whole is refused afterwards."""
     session = await local.session()
@@ -200,6 +201,7 @@ async def test_what_is_given_back_is_delivered_again_under_a_new_tag(
     assert second.delivery_tag != first.delivery_tag
 
 
+@pytest.mark.also_on_redis
 async def test_a_nack_with_a_delay_comes_back_after_it_and_not_before(
     start: StartBroker, clock: ManualClock
 ) -> None:

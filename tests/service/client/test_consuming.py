@@ -212,6 +212,7 @@ async def test_a_subscription_goes_on_after_the_broker_restarted(
     assert await left(client) == []
 
 
+@pytest.mark.also_on_redis
 async def test_a_subscription_goes_on_after_storage_restarted(
     local: LocalBroker, client: tidemark.Client
 ) -> None:

@@ -76,6 +76,24 @@ async def test_a_pull_whose_ownership_was_deleted_says_so(
     assert payloads_of(await ada.receive()) == [b"1"]
 
 
+@pytest.mark.parametrize("what", ["queue", "group"])
+async def test_pulls_on_their_way_while_ownership_is_deleted_are_empty(
+    broker: ExclusiveBroker, what: str
+) -> None:
+    """E3: their reserves reach storage after the deletion, and are refused there. Some of the
+    refusals arrive after the broker has ended the ownership."""
+    ada = broker.unary_client("ada")
+    for _ in range(5):
+        await subscribe(ada, QUEUE)
+        await delete(broker, what)
+
+        states: set[int] = set()
+        while states != {RESYNC_REQUIRED}:
+            pulled = await asyncio.gather(*(ada.pull(QUEUE) for _ in range(20)))
+            states = {each.subscription_state for each in pulled}
+            assert not any(each.deliveries for each in pulled)
+
+
 async def test_another_can_take_what_was_deleted(broker: ExclusiveBroker) -> None:
     """E10."""
     ada, bob = await broker.session_client("ada"), broker.unary_client("bob")

@@ -53,6 +53,7 @@ async def test_groups_have_an_owner_each(broker: ExclusiveBroker, client: NewCli
     assert payloads_of(await bob.receive()) == [b"1"]
 
 
+@pytest.mark.also_on_redis
 async def test_what_the_old_owner_holds_goes_to_the_new_one_now(
     broker: ExclusiveBroker, client: NewClient
 ) -> None:
@@ -73,6 +74,7 @@ async def test_what_the_old_owner_holds_goes_to_the_new_one_now(
 @pytest.mark.parametrize(
     "action", [Ack(), Nack(), Extend(visibility_ms=60_000)], ids=["ack", "nack", "extend"]
 )
+@pytest.mark.also_on_redis
 async def test_an_evicted_client_settles_nothing(
     broker: ExclusiveBroker, client: NewClient, action: Any
 ) -> None:
@@ -160,6 +162,7 @@ async def test_receipts_of_a_unary_owner_stay_good_over_a_broker_restart(
     assert payloads_of(await ada.receive()) == [b"2"]
 
 
+@pytest.mark.also_on_redis
 async def test_epochs_grow_over_restarts_and_over_deletion_of_the_queue(
     broker: ExclusiveBroker, client: NewClient
 ) -> None:

@@ -93,6 +93,7 @@ async def test_an_evicted_queue_wakes_by_a_publish_and_keeps_order_and_offsets(
     assert payloads == [b"kept", b"next"]
 
 
+@pytest.mark.also_on_redis
 async def test_what_was_settled_before_an_eviction_is_not_delivered_again(
     broker: IdleBroker,
 ) -> None:

@@ -52,6 +52,7 @@ async def with_dead_letters(swept: SweptBroker, **settings: Any) -> None:
 # --- responsibilities (L5) ------------------------------------------------------------------------
 
 
+@pytest.mark.also_on_redis
 async def test_a_scheduled_message_arrives_at_its_time_and_not_before(
     swept: SweptBroker, clock: ManualClock
 ) -> None:
@@ -82,6 +83,7 @@ async def test_something_that_is_due_earlier_moves_the_next_sweep(
     assert payloads_of([await swept.pulled(QUEUE)]) == [b"first"]
 
 
+@pytest.mark.also_on_redis
 async def test_exhausted_messages_arrive_in_the_dead_letter_topic_with_their_story(
     start: StartSwept,
 ) -> None:
@@ -284,6 +286,7 @@ async def test_dead_letter_topics_that_point_at_each_other_are_refused(swept: Sw
 # --- life (L4, L7) --------------------------------------------------------------------------------
 
 
+@pytest.mark.also_on_redis
 async def test_timing_is_found_again_after_restarts_of_every_service(
     start: StartSwept, clock: ManualClock
 ) -> None:

@@ -130,8 +130,8 @@ async def test_a_partition_that_is_not_bound_ends_its_part_alone(
         waiting = [part.add_to_columns(frame.columns, appends("jobs/a")) for part in asked]
         number, epoch = parts[1].partition, parts[1].broker_epoch
         number, epoch = (number, epoch + 1) if unknown == "epoch" else (PARTITIONS, epoch)
-        frame.columns.partitions[2:4] = [number] * 2
-        frame.columns.broker_epochs[2:4] = [epoch] * 2
+        for row in (2, 3):
+            frame.columns.operations[7 * row : 7 * row + 2] = [number, epoch]
         other = ExchangeClient(stream, number, epoch)
         stream.watch(other)
 
@@ -180,16 +180,10 @@ async def test_a_commit_that_fails_spoils_no_other_of_its_columns(
 
 COLUMNS = [field.name for field in OperationColumns.DESCRIPTOR.fields]
 ONE_MORE = OperationColumns(
-    partitions=[0],
-    broker_epochs=[1],
-    request_ids=[9],
-    source_indexes=[0],
-    run_counts=[1],
-    receipt_counts=[1],
+    operations=[0, 1, 9, 0, 0, 1, 0],
     lmq_names=["jobs/b"],
-    counts=[1],
     bodies=[b""],
-    sequences=[0],
+    runs=[1, 0],
     receipts=[b"r"],
 )
 
@@ -203,12 +197,20 @@ def lengthen(columns: OperationColumns, column: str) -> None:
 
 
 def point_past_sources(columns: OperationColumns, column: str) -> None:
-    columns.source_indexes[1] = len(columns.sources)
+    columns.operations[7 + 3] = len(columns.sources)
 
 
 def mix_runs_and_receipts(columns: OperationColumns, column: str) -> None:
-    columns.receipt_counts[0] = 1
+    columns.operations[6] = 1
     columns.receipts.append(b"r")
+
+
+def name_an_impossible_partition(columns: OperationColumns, column: str) -> None:
+    columns.operations[0] = 2**32
+
+
+def leave_a_row_incomplete(columns: OperationColumns, column: str) -> None:
+    getattr(columns, column).append(0)
 
 
 @pytest.mark.parametrize(
@@ -218,6 +220,9 @@ def mix_runs_and_receipts(columns: OperationColumns, column: str) -> None:
         *[(lengthen, each) for each in COLUMNS if each != "sources"],  # one may be without use
         (point_past_sources, ""),
         (mix_runs_and_receipts, ""),
+        (name_an_impossible_partition, ""),
+        (leave_a_row_incomplete, "operations"),
+        (leave_a_row_incomplete, "runs"),
     ],
 )
 async def test_columns_that_do_not_belong_together_end_the_stream(

@@ -4,17 +4,19 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
-from broker_svc.links.frame_columns import OperationColumns, PlainOperation, Source
+from broker_svc.links.frame_columns import OperationColumns, PlainOperation
 from tests.unit.broker_svc.test_storage_node_link import EPOCH, Node, node, small
 from tidemark.api.storage.v1.exchange_pb2 import (
     ExchangeRequest,
     ExchangeResponse,
+    HandOuts,
     Operation,
     OperationResult,
     ResultColumns,
 )
 from tidemark.errors import TidemarkError, Unavailable
 from tidemark.limits import UNANSWERED_OPERATIONS_MAX
+from tidemark.number_rows import rows_of
 
 __all__ = ["node"]
 
@@ -25,15 +27,14 @@ class Runs(PlainOperation):
     def __init__(self, lmq_name: str) -> None:
         super().__init__()
         self.size = 100
-        self.source = Source("till-7", 3)
+        self.source, self.topic_version = "till-7", 3
         self.lmq_name = lmq_name
         self.answers: list[object] = []
 
     def add_to(self, columns: OperationColumns) -> tuple[int, int]:
         columns.lmq_names.append(self.lmq_name)
-        columns.counts.append(1)
         columns.bodies.append(b"x")
-        columns.sequences.append(7)
+        columns.runs += (1, 7)
         return 1, 0
 
     def long_form(self) -> Operation:
@@ -54,7 +55,7 @@ class Acks(PlainOperation):
     def __init__(self) -> None:
         super().__init__()
         self.size = 100
-        self.source = Source(client_id="till")
+        self.source = "till"
         self.answers: list[object] = []
 
     def add_to(self, columns: OperationColumns) -> tuple[int, int]:
@@ -77,9 +78,8 @@ def take(node: Node, columns: ResultColumns) -> None:
 
 def operations(frame: ExchangeRequest) -> list[tuple[int, int, int, int]]:
     """Partitions, epochs and counts of what is in columns."""
-    columns = frame.columns
-    rows = (columns.partitions, columns.broker_epochs, columns.run_counts, columns.receipt_counts)
-    return list(zip(*rows, strict=True))
+    rows = rows_of(frame.columns.operations, 7)
+    return [(partition, epoch, runs, receipts) for partition, epoch, *_, runs, receipts in rows]
 
 
 async def test_plain_operations_of_all_partitions_leave_in_columns(node: Node) -> None:
@@ -92,7 +92,9 @@ async def test_plain_operations_of_all_partitions_leave_in_columns(node: Node) -
     frame = node.frame()
 
     assert operations(frame) == [(2, 7, 1, 0), (2, 7, 0, 2), (5, 7, 1, 0), (5, 7, 0, 2)]
-    assert list(frame.columns.source_indexes) == [0, 1, 0, 1]
+    assert frame.columns.operations[3::7] == [0, 1, 0, 1]
+    assert frame.columns.sources == ["till-7", "till"]
+    assert frame.columns.operations[4::7] == [3, 0, 3, 0]
     assert list(frame.columns.lmq_names) == ["t/2", "t/5"]
     assert list(frame.columns.receipts) == [b"r", b"s"] * 2
     assert not frame.parts
@@ -125,16 +127,9 @@ async def test_results_in_columns_reach_what_has_asked(node: Node) -> None:
     node.frame()
 
     columns = ResultColumns(
-        partitions=[1, 0, 2],
-        broker_epochs=[EPOCH, EPOCH, EPOCH - 1],
-        commits=[4, 5, 6],
-        result_counts=[1, 2, 1],
-        hand_out_counts=[0, 0, 0],
-        request_ids=[1, 1, 2, 1],
-        run_counts=[1, 1, 0, 1],
-        receipt_counts=[0, 0, 2, 0],
-        queue_ids=[11, 12, 13],
-        first_offsets=[21, 22, 23],
+        partitions=[*(1, EPOCH, 4, 1, 0), *(0, EPOCH, 5, 2, 0), *(2, EPOCH - 1, 6, 1, 0)],
+        results=[*(1, 1, 0), *(1, 1, 0), *(2, 0, 2), *(1, 1, 0)],
+        runs=[*(11, 21), *(12, 22), *(13, 23)],
         messages=[1, 0],
     )
     take(node, columns)
@@ -142,7 +137,24 @@ async def test_results_in_columns_reach_what_has_asked(node: Node) -> None:
     assert [each.answers for each in runs] == [[(12, 22)], [(11, 21)], []]
     assert acks.answers == [[1, 0]]
     assert [node.links[each].waiting for each in (0, 1, 2)] == [0, 0, 1]
-    assert node.links[2]._witnessed_commit == 0
+    assert node.links[2].witnessed_commit == 0
+
+
+WIDTHS = {"partitions": 5, "results": 3, "runs": 2, "messages": 1}
+"""Numbers of an entry in each column."""
+
+ONE_HAND_OUT = HandOuts(
+    standing_ids=[1],
+    standing_messages=[1],
+    reservation_ids=[1],
+    receipts=[b"r"],
+    first_offsets=[1],
+    counts=[1],
+    bodies=[b"x"],
+    visibility_ms=[1],
+    publish_times_ms=[1],
+    owner_epochs=[0],
+)
 
 
 def shorten(columns: ResultColumns, column: str) -> None:
@@ -159,8 +171,22 @@ def lengthen(columns: ResultColumns, column: str) -> None:
         getattr(columns, column).append(1)
 
 
+def drop_entry(columns: ResultColumns, column: str) -> None:
+    if column == "hand_outs":
+        columns.partitions[4] = 1
+    else:
+        del getattr(columns, column)[-WIDTHS[column] :]
+
+
+def repeat_entry(columns: ResultColumns, column: str) -> None:
+    if column == "hand_outs":
+        columns.hand_outs.CopyFrom(ONE_HAND_OUT)
+    else:
+        getattr(columns, column).extend(getattr(columns, column)[-WIDTHS[column] :])
+
+
 @pytest.mark.parametrize("column", [each.name for each in ResultColumns.DESCRIPTOR.fields])
-@pytest.mark.parametrize("spoil", [shorten, lengthen])
+@pytest.mark.parametrize("spoil", [shorten, lengthen, drop_entry, repeat_entry])
 async def test_columns_that_do_not_belong_together_break_the_stream(
     node: Node, spoil: Callable[[ResultColumns, str], None], column: str
 ) -> None:
@@ -171,16 +197,9 @@ async def test_columns_that_do_not_belong_together_break_the_stream(
     node.links[0].ask_plain(acks)
     node.frame()
     columns = ResultColumns(
-        partitions=[0],
-        broker_epochs=[EPOCH],
-        commits=[1],
-        result_counts=[2],
-        hand_out_counts=[0],
-        request_ids=[1, 2],
-        run_counts=[1, 0],
-        receipt_counts=[0, 2],
-        queue_ids=[1],
-        first_offsets=[3],
+        partitions=[0, EPOCH, 1, 2, 0],
+        results=[*(1, 1, 0), *(2, 0, 2)],
+        runs=[1, 3],
         messages=[1, 1],
     )
     spoil(columns, column)
@@ -202,16 +221,9 @@ async def test_a_caller_that_raises_keeps_no_other_from_its_result(node: Node) -
     node.frame()
 
     columns = ResultColumns(
-        partitions=[0],
-        broker_epochs=[EPOCH],
-        commits=[1],
-        result_counts=[2],
-        hand_out_counts=[0],
-        request_ids=[1, 2],
-        run_counts=[1, 1],
-        receipt_counts=[0, 0],
-        queue_ids=[1, 2],
-        first_offsets=[3, 4],
+        partitions=[0, EPOCH, 1, 2, 0],
+        results=[*(1, 1, 0), *(2, 1, 0)],
+        runs=[*(1, 3), *(2, 4)],
     )
     take(node, columns)
 

@@ -10,6 +10,7 @@ from tidemark.api.broker.v1.topic_pb2 import PartitionInfo
 from tidemark.api.storage.v1.storage_pb2 import DescribeStorageResponse
 from tidemark.clock import ManualClock
 from tidemark.errors import PartitionNotFound, Unavailable
+from tidemark.rpc.witnesses import witness_of
 from tidemark.settings import BrokerSettings
 
 
@@ -23,6 +24,8 @@ class Storage:
         self.answers = asyncio.Event()
         self.answers.set()
         self.is_gone = False
+        self.metadata: list[object] = []
+        """That of calls."""
 
     async def DescribeStorage(self, request: object) -> DescribeStorageResponse:
         await self.answers.wait()
@@ -35,7 +38,8 @@ class Storage:
             held=[PartitionInfo(partition=n, storage_epoch=e) for n, e in self.epochs.items()],
         )
 
-    async def GetTopic(self, request: object) -> str:
+    async def GetTopic(self, request: object, metadata: object) -> str:
+        self.metadata.append(metadata)
         if 0 not in self.epochs:
             raise PartitionNotFound("not here")
         return "a topic"
@@ -94,6 +98,21 @@ async def test_a_call_follows_a_partition_that_has_moved() -> None:
     await clock.advance_ms(50)
 
     assert await calling == "a topic"
+
+
+async def test_a_call_carries_the_last_commit_that_this_broker_has_seen() -> None:
+    """C6: a node that opened the partition after a loss does not know of it."""
+    storage = Storage(p0=1, p1=1)
+    seen = {0: 7, 1: 0}
+    nodes = StorageNodes(
+        [node("a", storage)], BrokerSettings(partitions=2), ManualClock(), seen.__getitem__
+    )
+
+    for partition in seen:
+        calls: Any = await nodes.storage(partition)
+        await calls.GetTopic("request")
+
+    assert storage.metadata == [witness_of(7), ()]
 
 
 @pytest.mark.parametrize(("engine", "stays"), [("redis", False), ("rocksdb", True)])

@@ -3,9 +3,8 @@
 import asyncio
 from functools import partial
 
-import pytest
-
-from storage_svc.turns import STEP_END, CommonTurns, Step
+from storage_svc.turns import CommonTurns, Step, give_way
+from tidemark.clock import ManualClock
 
 
 async def test_all_do_a_step_before_any_does_the_next() -> None:
@@ -45,17 +44,22 @@ async def test_what_is_asked_in_a_turn_is_done_in_the_next() -> None:
     assert done == ["first", "beside", "second"]
 
 
-def test_a_coroutine_stops_where_its_step_ends() -> None:
-    """C7: what drives it sees the end of each step, and continues it."""
+async def test_all_that_share_a_turn_read_one_time() -> None:
+    """C7: the clock is read once for all partitions, and again in the next turn."""
+    turns, clock, ended = CommonTurns(), ManualClock(wall_ms=1000), asyncio.Event()
+    read: list[int] = []
 
-    async def work() -> str:
-        await STEP_END
-        await STEP_END
-        return "done"
+    def step() -> None:
+        read.append(turns.read(clock).wall_ms)
+        clock.set_wall_ms(clock.wall_ms() + 1)
+        if len(read) == 3:
+            ended.set()
 
-    steps = work()
-    assert steps.send(None) is STEP_END
-    assert steps.send(None) is STEP_END
-    with pytest.raises(StopIteration) as ended:
-        steps.send(None)
-    assert ended.value.value == "done"
+    turns.ask(step)
+    turns.ask(step)
+    await give_way()
+    turns.ask(step)
+    await asyncio.wait_for(ended.wait(), 60)
+
+    assert read == [1000, 1000, 1002]
+    assert turns.read(clock).wall_ms == 1003, "outside of turns it is now"

@@ -6,7 +6,6 @@ travel in columns are found by their place in the frame.
 
 import logging
 from collections import deque
-from collections.abc import Iterable
 from typing import TYPE_CHECKING, TypeAlias
 
 from tidemark import limits
@@ -148,14 +147,12 @@ class _SentRuns:
         self.runs: list[Run] = []
         """The runs, and the lane of each."""
 
-    def stored(self, request_ids: Iterable[int], stored: Iterable[Stored]) -> None:
-        first_id, lanes, runs = self.first_id, self.lanes, self.runs
-        for request_id, each in zip(request_ids, stored, strict=True):
-            index = request_id - first_id
-            try:
-                self._publish_buffer.stored(lanes[index], runs[index], each)
-            except Exception:  # as `pass_on` does
-                _log.exception("a result was not taken")
+    def stored(self, request_id: int, stored: Stored) -> None:
+        index = request_id - self.first_id
+        try:
+            self._publish_buffer.stored(self.lanes[index], self.runs[index], stored)
+        except Exception:  # as `pass_on` does
+            _log.exception("a result was not taken")
 
     def answered(self, request_id: int, result: PublishResult | TidemarkError) -> None:
         index = request_id - self.first_id

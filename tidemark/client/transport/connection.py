@@ -287,8 +287,10 @@ class Connection:
         session = self.session
         if session is None or session.ended is not None:
             return False
-        more = [self._prepared(part, session) for part in list(self._parts)]
-        return any(more)
+        more = False
+        for part in list(self._parts):
+            more |= self._prepared(part, session)
+        return more
 
     def _prepared(self, part: SessionPart, session: Session) -> bool:
         """Let one part submit; a part that raises fails alone, and the session continues."""

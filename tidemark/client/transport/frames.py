@@ -23,8 +23,45 @@ _PARTS_BYTES: Final = limits.FRAME_BYTES_MAX - limits.RUN_BYTES_MAX
 """Bytes of a frame besides runs: every frame has room for at least one run."""
 
 
+_RUN_NUMBERS: Final = 4
+
 PlainRun: TypeAlias = tuple[str, bytes, int, int, int]
 """A run without options: lmq_name, body, count, sequence and partition."""
+
+
+class _PlainRuns:
+    """Runs that travel in columns, in the order of their submission."""
+
+    __slots__ = ("_lmq_names", "_runs", "bodies")
+
+    def __init__(self) -> None:
+        self._lmq_names: list[str] = []
+        self.bodies: list[bytes] = []
+        self._runs: list[int] = []
+        """Their numbers, as a `RunArray` has them."""
+
+    def add(self, first_id: int, runs: Sequence[PlainRun]) -> None:
+        """Add runs, whose request ids begin with `first_id`."""
+        for request_id, (lmq_name, body, count, sequence, partition) in enumerate(runs, first_id):
+            self._lmq_names.append(lmq_name)
+            self.bodies.append(body)
+            self._runs += (request_id, count, sequence, partition)
+
+    def move_to(self, frame: broker_pb2.SessionRequest, runs: int, room_bytes: int) -> None:
+        """Move as many as fit a frame that has so many runs; at least one if it has none."""
+        fit = 0
+        for body in self.bodies:
+            room_bytes -= len(body)
+            if runs + fit == FRAME_RUNS or (room_bytes < 0 and runs + fit):
+                break
+            fit += 1
+        if fit:
+            frame.run_arrays.add(
+                lmq_names=self._lmq_names[:fit],
+                bodies=self.bodies[:fit],
+                runs=self._runs[: fit * _RUN_NUMBERS],
+            )
+            del self._lmq_names[:fit], self.bodies[:fit], self._runs[: fit * _RUN_NUMBERS]
 
 
 class Outgoing:
@@ -39,8 +76,7 @@ class Outgoing:
         self.parts = broker_pb2.SessionRequest()
         """Everything but runs."""
         self.runs: deque[PublishRun] = deque()
-        self.plain_runs: deque[tuple[int, PlainRun]] = deque()
-        """Runs that travel in columns, with their request ids."""
+        self.plain_runs = _PlainRuns()
 
     def next_frame(self) -> broker_pb2.SessionRequest:
         """Everything that has accumulated, as far as it fits a frame; the rest stays."""
@@ -50,14 +86,15 @@ class Outgoing:
             self._cut(frame)
             frame_bytes = frame.ByteSize()
         room_bytes = min(FRAME_BYTES, limits.FRAME_BYTES_MAX - frame_bytes)
-        runs = self.runs
-        while runs and len(frame.runs) < FRAME_RUNS:
+        runs, taken = self.runs, 0
+        while runs and taken < FRAME_RUNS:
             room_bytes -= runs[0].batch.ByteSize()
-            if frame.runs and room_bytes < 0:
+            if taken and room_bytes < 0:
                 break
             frame.runs.append(runs.popleft())
-        if self.plain_runs:
-            self._add_plain(frame, room_bytes)
+            taken += 1
+        if self.plain_runs.bodies:
+            self.plain_runs.move_to(frame, taken, room_bytes)
         return frame
 
     def _cut(self, frame: broker_pb2.SessionRequest) -> None:
@@ -78,34 +115,10 @@ class Outgoing:
             _move(frame.settlements, rest.settlements, settlements)
             rest.settlements.extend(kept)
 
-    def _add_plain(self, frame: broker_pb2.SessionRequest, room_bytes: int) -> None:
-        waiting = self.plain_runs
-        request_ids: list[int] = []
-        taken: list[PlainRun] = []
-        room_runs = FRAME_RUNS - len(frame.runs)
-        while waiting and len(taken) < room_runs:
-            request_id, run = waiting[0]
-            room_bytes -= len(run[1])
-            if room_bytes < 0 and (taken or frame.runs):
-                break
-            waiting.popleft()
-            request_ids.append(request_id)
-            taken.append(run)
-        if taken:
-            lmq_names, bodies, counts, sequences, partitions = zip(*taken, strict=True)
-            frame.run_arrays.add(
-                request_ids=request_ids,
-                lmq_names=lmq_names,
-                bodies=bodies,
-                counts=counts,
-                sequences=sequences,
-                partitions=partitions,
-            )
-
     @property
     def has_rest(self) -> bool:
         """Whether something is left for another frame."""
-        return bool(self.runs or self.plain_runs or self.parts.ListFields())
+        return bool(self.runs or self.plain_runs.bodies or self.parts.ListFields())
 
 
 def _move(parts: "MutableSequence[T]", rest: "MutableSequence[T]", fit: int) -> None:

@@ -10,8 +10,6 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from functools import partial
-from itertools import groupby, repeat
-from operator import itemgetter
 from typing import Protocol, Self
 
 import grpc
@@ -43,7 +41,7 @@ _log = logging.getLogger(__name__)
 class SentRuns(Protocol):
     """Receives the result of each run that went in columns, by one of these."""
 
-    def stored(self, request_ids: Iterable[int], stored: Iterable[Stored]) -> None: ...
+    def stored(self, request_id: int, stored: Stored) -> None: ...
     def answered(
         self, request_id: int, result: message_pb2.PublishResult | TidemarkError
     ) -> None: ...
@@ -178,11 +176,12 @@ class Session:
 
         Returns the request id of the first; the others follow without gaps.
         """
-        first_id = self._next_id()
-        self._last_id += len(runs) - 1
-        request_ids = range(first_id, self._last_id + 1)
-        self._outgoing.plain_runs.extend(zip(request_ids, runs, strict=True))
-        self._sent_runs.update(dict.fromkeys(request_ids, sent))
+        self._check_open()
+        first_id = self._last_id + 1
+        self._last_id += len(runs)
+        self._outgoing.plain_runs.add(first_id, runs)
+        for request_id in range(first_id, self._last_id + 1):
+            self._sent_runs[request_id] = sent
         return first_id
 
     async def open_publisher(self, lmq_name: str) -> broker_pb2.OpenPublisherResult:
@@ -350,8 +349,19 @@ class Session:
             self._end(error)
 
     def _take(self, frame: broker_pb2.SessionResponse) -> None:
-        for receipts in frame.published_arrays:
-            self._take_receipts(receipts)
+        arrays = frame.published_arrays[:]
+        for array in arrays:
+            number = iter(array.receipts[:])
+            receipts = zip(number, number, number, number, strict=True)
+            for request_id, queue_id, first_offset, publisher_id in receipts:
+                sent = self._sent_runs.pop(request_id, None)
+                if sent is not None:
+                    sent.stored(request_id, (queue_id, first_offset, publisher_id))
+        if len(frame.ListFields()) > bool(arrays):  # else it is a frame of receipts
+            self._take_parts(frame)
+
+    def _take_parts(self, frame: broker_pb2.SessionResponse) -> None:
+        """All parts but receipts in columns."""
         for published in frame.published:
             sent = self._sent_runs.pop(published.request_id, None)
             if sent is not None:
@@ -394,20 +404,6 @@ class Session:
         if not self._closing and self._ended is None:
             for tag in tags:
                 self.settle_nowait(tag, Release())
-
-    def _take_receipts(self, receipts: message_pb2.ReceiptArray) -> None:
-        """Each frame of runs gets its results together."""
-        request_ids = receipts.request_ids
-        columns = zip(
-            map(self._sent_runs.pop, request_ids, repeat(None)),
-            request_ids,
-            zip(receipts.queue_ids, receipts.first_offsets, receipts.publisher_ids, strict=True),
-            strict=True,
-        )
-        for sent, of_frame in groupby(columns, key=itemgetter(0)):
-            if sent is not None:
-                _, of_frame_ids, stored = zip(*of_frame, strict=True)
-                sent.stored(of_frame_ids, stored)
 
     def _take_ended(self, ended: Iterable[broker_pb2.EndedDelivery]) -> None:
         tags: dict[int, set[int]] = {}

@@ -3,8 +3,15 @@
 import pytest
 
 from tidemark import limits
-from tidemark.api.broker.v1.message_pb2 import Message, MessageBatch, PublishRun, Settlement
+from tidemark.api.broker.v1.message_pb2 import (
+    Message,
+    MessageBatch,
+    PublishRun,
+    RunArray,
+    Settlement,
+)
 from tidemark.client.transport.frames import FRAME_BYTES, FRAME_RUNS, Outgoing
+from tidemark.number_rows import rows_of
 
 pytestmark = pytest.mark.slow
 
@@ -39,6 +46,30 @@ def test_large_runs_are_cut_by_their_bytes_and_one_goes_whatever_its_size() -> N
     outgoing.runs.extend(run(number, size) for number, size in enumerate(sizes))
 
     assert frames(outgoing) == [[0, 1, 2], [3], [4]]
+
+
+@pytest.mark.parametrize(
+    ("sizes", "cut"),
+    [
+        ([1] * (FRAME_RUNS + 1), [FRAME_RUNS, 1]),
+        ([FRAME_BYTES // 2, FRAME_BYTES // 2, 1, 2 * FRAME_BYTES, 1], [2, 1, 1, 1]),
+    ],
+    ids=["by their number", "by their bytes"],
+)
+def test_runs_in_columns_are_cut_with_all_their_columns(sizes: list[int], cut: list[int]) -> None:
+    outgoing = Outgoing()
+    outgoing.plain_runs.add(7, [(f"orders/{size}", bytes(size), 1, 9, 2) for size in sizes])
+
+    arrays: list[RunArray] = []
+    while outgoing.has_rest:
+        arrays += outgoing.next_frame().run_arrays
+
+    assert [len(array.bodies) for array in arrays] == cut
+    runs = [run for array in arrays for run in rows_of(array.runs, 4)]
+    assert runs == [(7 + index, 1, 9, 2) for index in range(len(sizes))]
+    assert [len(body) for array in arrays for body in array.bodies] == sizes
+    names = [name for array in arrays for name in array.lmq_names]
+    assert names == [f"orders/{size}" for size in sizes]
 
 
 def test_settlements_beyond_what_a_frame_may_hold_stay_for_the_next() -> None:

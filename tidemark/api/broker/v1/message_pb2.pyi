@@ -183,21 +183,15 @@ Global___PublishRun: _TypeAlias = PublishRun  # noqa: Y015
 class RunArray(_message.Message):
     """Runs for any queues in columns: the short form of PublishRun, for runs without a fairness key, a
     delay, a time to live and a trace context. Each is stored or refused by itself, in the order of
-    the columns, which are all of the same length.
+    the columns, which have an entry for each run. Its numbers are in one field: to look at a field
+    costs more than to read some numbers.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
 
-    REQUEST_IDS_FIELD_NUMBER: _builtins.int
     LMQ_NAMES_FIELD_NUMBER: _builtins.int
     BODIES_FIELD_NUMBER: _builtins.int
-    COUNTS_FIELD_NUMBER: _builtins.int
-    SEQUENCES_FIELD_NUMBER: _builtins.int
-    PARTITIONS_FIELD_NUMBER: _builtins.int
-    @_builtins.property
-    def request_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """As PublishRun.request_id."""
-
+    RUNS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def lmq_names(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """The queues."""
@@ -207,30 +201,22 @@ class RunArray(_message.Message):
         """The messages of each run: a serialized MessageBatch. The broker passes it on as it is."""
 
     @_builtins.property
-    def counts(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """Messages in each body; a run with another number is rejected. 1 to 10 000."""
-
-    @_builtins.property
-    def sequences(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """As PublishRun.sequence. 0 publishes without idempotence."""
-
-    @_builtins.property
-    def partitions(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """The partition that each run is pinned to."""
+    def runs(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Four numbers for each run: as PublishRun.request_id; how many messages its body has, 1 to 10 000 (a
+        run with another number is rejected); as PublishRun.sequence, where 0 publishes without
+        idempotence; and the partition that it is pinned to.
+        """
 
     def __init__(
         self,
         *,
-        request_ids: _abc.Iterable[_builtins.int] | None = ...,
         lmq_names: _abc.Iterable[_builtins.str] | None = ...,
         bodies: _abc.Iterable[_builtins.bytes] | None = ...,
-        counts: _abc.Iterable[_builtins.int] | None = ...,
-        sequences: _abc.Iterable[_builtins.int] | None = ...,
-        partitions: _abc.Iterable[_builtins.int] | None = ...,
+        runs: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["bodies", b"bodies", "counts", b"counts", "lmq_names", b"lmq_names", "partitions", b"partitions", "request_ids", b"request_ids", "sequences", b"sequences"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bodies", b"bodies", "lmq_names", b"lmq_names", "runs", b"runs"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -238,43 +224,27 @@ Global___RunArray: _TypeAlias = RunArray  # noqa: Y015
 
 @_typing.final
 class ReceiptArray(_message.Message):
-    """Receipts of runs of a RunArray that were stored now, in columns: the short form of PublishResult.
-    A run that is refused, or was stored before, has a PublishResult instead.
+    """Receipts of runs of a RunArray that were stored now: the short form of PublishResult. A run that is
+    refused, or was stored before, has a PublishResult instead.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
 
-    REQUEST_IDS_FIELD_NUMBER: _builtins.int
-    QUEUE_IDS_FIELD_NUMBER: _builtins.int
-    FIRST_OFFSETS_FIELD_NUMBER: _builtins.int
-    PUBLISHER_IDS_FIELD_NUMBER: _builtins.int
+    RECEIPTS_FIELD_NUMBER: _builtins.int
     @_builtins.property
-    def request_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """The request ids of the runs."""
-
-    @_builtins.property
-    def queue_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """As PublishReceipt.queue_id."""
-
-    @_builtins.property
-    def first_offsets(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """As PublishReceipt.first_offset."""
-
-    @_builtins.property
-    def publisher_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """As PublishReceipt.publisher_id."""
+    def receipts(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Four numbers for each receipt: the request id of the run, and as PublishReceipt.queue_id,
+        PublishReceipt.first_offset and PublishReceipt.publisher_id.
+        """
 
     def __init__(
         self,
         *,
-        request_ids: _abc.Iterable[_builtins.int] | None = ...,
-        queue_ids: _abc.Iterable[_builtins.int] | None = ...,
-        first_offsets: _abc.Iterable[_builtins.int] | None = ...,
-        publisher_ids: _abc.Iterable[_builtins.int] | None = ...,
+        receipts: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["first_offsets", b"first_offsets", "publisher_ids", b"publisher_ids", "queue_ids", b"queue_ids", "request_ids", b"request_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["receipts", b"receipts"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

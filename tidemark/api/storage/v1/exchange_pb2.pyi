@@ -313,68 +313,42 @@ Global___PartitionResponse: _TypeAlias = PartitionResponse  # noqa: Y015
 @_typing.final
 class OperationColumns(_message.Message):
     """AppendRuns and AckReservations of many partitions: the short form of PartitionOperations for
-    partitions that have nothing else in a frame, and no trace context. The first six columns have an
-    entry for each operation. Operations of one partition are carried out in order; each is answered, or
-    ends the part of its partition, as in the long form. Columns of lengths that disagree end the stream.
+    partitions that have nothing else in a frame, and no trace context. Operations of one partition are
+    carried out in order; each is answered, or ends the part of its partition, as in the long form.
+    Columns that disagree end the stream. Numbers that always go together are in one field, row by row: to
+    look at a field costs more than to read some numbers.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
 
-    PARTITIONS_FIELD_NUMBER: _builtins.int
-    BROKER_EPOCHS_FIELD_NUMBER: _builtins.int
-    REQUEST_IDS_FIELD_NUMBER: _builtins.int
-    SOURCE_INDEXES_FIELD_NUMBER: _builtins.int
-    RUN_COUNTS_FIELD_NUMBER: _builtins.int
-    RECEIPT_COUNTS_FIELD_NUMBER: _builtins.int
+    OPERATIONS_FIELD_NUMBER: _builtins.int
     SOURCES_FIELD_NUMBER: _builtins.int
     LMQ_NAMES_FIELD_NUMBER: _builtins.int
-    COUNTS_FIELD_NUMBER: _builtins.int
     BODIES_FIELD_NUMBER: _builtins.int
-    SEQUENCES_FIELD_NUMBER: _builtins.int
+    RUNS_FIELD_NUMBER: _builtins.int
     RECEIPTS_FIELD_NUMBER: _builtins.int
     @_builtins.property
-    def partitions(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """The partitions."""
+    def operations(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Seven numbers for each operation: its partition, its broker epoch, its request id, the index of its
+        source in `sources`, as AppendRuns.topic_version (0 for acks), how many of the next runs it stores,
+        and how many of the next receipts it acknowledges. One of these two is 0.
+        """
 
     @_builtins.property
-    def broker_epochs(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """As PartitionOperations.broker_epoch."""
-
-    @_builtins.property
-    def request_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """As Operation.request_id."""
-
-    @_builtins.property
-    def source_indexes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """The index of its source in `sources`."""
-
-    @_builtins.property
-    def run_counts(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """How many of the next runs it stores. 0: it acknowledges."""
-
-    @_builtins.property
-    def receipt_counts(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """How many of the next receipts it acknowledges. 0: it stores."""
-
-    @_builtins.property
-    def sources(self) -> _containers.RepeatedCompositeFieldContainer[Global___OperationSource]:
-        """The producers and clients, each with all its operations."""
+    def sources(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """The sources: as AppendRuns.producer_id and AckReservations.client_id."""
 
     @_builtins.property
     def lmq_names(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """As AppendRuns.lmq_names, with an entry for each run, as in the next three."""
-
-    @_builtins.property
-    def counts(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """As AppendRuns.counts."""
+        """As AppendRuns.lmq_names, with an entry for each run."""
 
     @_builtins.property
     def bodies(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]:
-        """As AppendRuns.bodies."""
+        """As AppendRuns.bodies, with an entry for each run."""
 
     @_builtins.property
-    def sequences(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """As AppendRuns.sequences."""
+    def runs(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Two numbers for each run: as AppendRuns.counts and AppendRuns.sequences."""
 
     @_builtins.property
     def receipts(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]:
@@ -383,56 +357,20 @@ class OperationColumns(_message.Message):
     def __init__(
         self,
         *,
-        partitions: _abc.Iterable[_builtins.int] | None = ...,
-        broker_epochs: _abc.Iterable[_builtins.int] | None = ...,
-        request_ids: _abc.Iterable[_builtins.int] | None = ...,
-        source_indexes: _abc.Iterable[_builtins.int] | None = ...,
-        run_counts: _abc.Iterable[_builtins.int] | None = ...,
-        receipt_counts: _abc.Iterable[_builtins.int] | None = ...,
-        sources: _abc.Iterable[Global___OperationSource] | None = ...,
+        operations: _abc.Iterable[_builtins.int] | None = ...,
+        sources: _abc.Iterable[_builtins.str] | None = ...,
         lmq_names: _abc.Iterable[_builtins.str] | None = ...,
-        counts: _abc.Iterable[_builtins.int] | None = ...,
         bodies: _abc.Iterable[_builtins.bytes] | None = ...,
-        sequences: _abc.Iterable[_builtins.int] | None = ...,
+        runs: _abc.Iterable[_builtins.int] | None = ...,
         receipts: _abc.Iterable[_builtins.bytes] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["bodies", b"bodies", "broker_epochs", b"broker_epochs", "counts", b"counts", "lmq_names", b"lmq_names", "partitions", b"partitions", "receipt_counts", b"receipt_counts", "receipts", b"receipts", "request_ids", b"request_ids", "run_counts", b"run_counts", "sequences", b"sequences", "source_indexes", b"source_indexes", "sources", b"sources"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bodies", b"bodies", "lmq_names", b"lmq_names", "operations", b"operations", "receipts", b"receipts", "runs", b"runs", "sources", b"sources"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___OperationColumns: _TypeAlias = OperationColumns  # noqa: Y015
-
-@_typing.final
-class OperationSource(_message.Message):
-    """The producer or client of operations in columns."""
-
-    DESCRIPTOR: _descriptor.Descriptor
-
-    PRODUCER_ID_FIELD_NUMBER: _builtins.int
-    TOPIC_VERSION_FIELD_NUMBER: _builtins.int
-    CLIENT_ID_FIELD_NUMBER: _builtins.int
-    producer_id: _builtins.str
-    """As AppendRuns.producer_id."""
-    topic_version: _builtins.int
-    """As AppendRuns.topic_version."""
-    client_id: _builtins.str
-    """As AckReservations.client_id."""
-    def __init__(
-        self,
-        *,
-        producer_id: _builtins.str = ...,
-        topic_version: _builtins.int = ...,
-        client_id: _builtins.str = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["client_id", b"client_id", "producer_id", b"producer_id", "topic_version", b"topic_version"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___OperationSource: _TypeAlias = OperationSource  # noqa: Y015
 
 @_typing.final
 class ResultColumns(_message.Message):
@@ -444,56 +382,26 @@ class ResultColumns(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     PARTITIONS_FIELD_NUMBER: _builtins.int
-    BROKER_EPOCHS_FIELD_NUMBER: _builtins.int
-    COMMITS_FIELD_NUMBER: _builtins.int
-    RESULT_COUNTS_FIELD_NUMBER: _builtins.int
-    HAND_OUT_COUNTS_FIELD_NUMBER: _builtins.int
-    REQUEST_IDS_FIELD_NUMBER: _builtins.int
-    RUN_COUNTS_FIELD_NUMBER: _builtins.int
-    RECEIPT_COUNTS_FIELD_NUMBER: _builtins.int
-    QUEUE_IDS_FIELD_NUMBER: _builtins.int
-    FIRST_OFFSETS_FIELD_NUMBER: _builtins.int
+    RESULTS_FIELD_NUMBER: _builtins.int
+    RUNS_FIELD_NUMBER: _builtins.int
     MESSAGES_FIELD_NUMBER: _builtins.int
     HAND_OUTS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def partitions(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """The partitions, with an entry for each in the next four."""
+        """Five numbers for each partition: the partition, its broker epoch, a commit as in
+        PartitionResponse.commit, how many of the next results, and how many of the next hand-outs are its
+        own.
+        """
 
     @_builtins.property
-    def broker_epochs(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """As PartitionResponse.broker_epoch."""
+    def results(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Three numbers for each result: its request id, how many of the next runs it has stored, and how
+        many of the next receipts it has acknowledged. One of these two is 0.
+        """
 
     @_builtins.property
-    def commits(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """As PartitionResponse.commit."""
-
-    @_builtins.property
-    def result_counts(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """How many of the next results are of the partition."""
-
-    @_builtins.property
-    def hand_out_counts(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """How many of the next hand-outs are of the partition."""
-
-    @_builtins.property
-    def request_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """As OperationResult.request_id, with an entry for each result, as in the next two."""
-
-    @_builtins.property
-    def run_counts(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """How many of the next runs it has stored. 0: it has acknowledged."""
-
-    @_builtins.property
-    def receipt_counts(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """How many of the next receipts it has acknowledged. 0: it has stored."""
-
-    @_builtins.property
-    def queue_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """As AppendRunsResult.queue_ids, with an entry for each run, as in the next one."""
-
-    @_builtins.property
-    def first_offsets(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """As AppendRunsResult.first_offsets."""
+    def runs(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Two numbers for each run: as AppendRunsResult.queue_ids and AppendRunsResult.first_offsets."""
 
     @_builtins.property
     def messages(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
@@ -507,21 +415,14 @@ class ResultColumns(_message.Message):
         self,
         *,
         partitions: _abc.Iterable[_builtins.int] | None = ...,
-        broker_epochs: _abc.Iterable[_builtins.int] | None = ...,
-        commits: _abc.Iterable[_builtins.int] | None = ...,
-        result_counts: _abc.Iterable[_builtins.int] | None = ...,
-        hand_out_counts: _abc.Iterable[_builtins.int] | None = ...,
-        request_ids: _abc.Iterable[_builtins.int] | None = ...,
-        run_counts: _abc.Iterable[_builtins.int] | None = ...,
-        receipt_counts: _abc.Iterable[_builtins.int] | None = ...,
-        queue_ids: _abc.Iterable[_builtins.int] | None = ...,
-        first_offsets: _abc.Iterable[_builtins.int] | None = ...,
+        results: _abc.Iterable[_builtins.int] | None = ...,
+        runs: _abc.Iterable[_builtins.int] | None = ...,
         messages: _abc.Iterable[_builtins.int] | None = ...,
         hand_outs: Global___HandOuts | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["hand_outs", b"hand_outs"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["broker_epochs", b"broker_epochs", "commits", b"commits", "first_offsets", b"first_offsets", "hand_out_counts", b"hand_out_counts", "hand_outs", b"hand_outs", "messages", b"messages", "partitions", b"partitions", "queue_ids", b"queue_ids", "receipt_counts", b"receipt_counts", "request_ids", b"request_ids", "result_counts", b"result_counts", "run_counts", b"run_counts"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["hand_outs", b"hand_outs", "messages", b"messages", "partitions", b"partitions", "results", b"results", "runs", b"runs"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
