@@ -18,6 +18,7 @@ from storage_svc.partition.partitions import Partitions
 from tidemark.api.storage.v1 import exchange_pb2
 from tidemark.errors import InvalidArgument, ShuttingDown, TidemarkError
 from tidemark.field_checks import check_range
+from tidemark.turns import NEXT_TURN
 
 RESPONSE_BYTES_MAX: Final = 8 * 1024 * 1024
 """Results beyond this go into a frame of their own, so that every frame fits gRPC's limit."""
@@ -128,6 +129,10 @@ class Exchange:
                 if part.is_crowded:
                     self._crowded.add(part)
             self._make_room()
+            # One turn applies them, the next one begins their sync. Only then another frame is
+            # asked for.
+            await NEXT_TURN
+            await NEXT_TURN
             if not self._room.is_set():
                 await self._room.wait()
         await self._until_answered()

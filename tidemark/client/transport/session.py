@@ -34,6 +34,7 @@ from tidemark.client.transport.pending_calls import PendingCalls
 from tidemark.errors import Internal, TidemarkError, Unavailable
 from tidemark.rpc.callbacks import Done, pass_on
 from tidemark.rpc.channel import open_channel
+from tidemark.turns import NEXT_TURN
 
 _log = logging.getLogger(__name__)
 
@@ -340,6 +341,7 @@ class Session:
             self._take(first)
             async for frame in self._frames:
                 self._take(frame)
+                await NEXT_TURN  # callers continue before another frame is asked for
         except TidemarkError as reason:
             error = reason
         except Exception as mistake:  # nor may a bug here
