@@ -268,6 +268,11 @@ class Engine(Protocol):
         raises EngineFailed, EngineFenced or EngineDataLost if not."""
         ...
 
+    async def store_after_loss(self, batch: Batch) -> None:
+        """After EngineDataLost, store a few rows that must be known where the partition is opened
+        next. Raises EngineFenced, and writes nothing, if another node has opened it."""
+        ...
+
     async def wait_failed(self) -> None:
         """Return once nothing can be committed any more, also if another partition's commit was
         the cause: close the engine and open it again."""

@@ -252,6 +252,9 @@ class RocksEngine:
     async def verify(self) -> None:
         self._database.verify()
 
+    async def store_after_loss(self, batch: Batch) -> None:
+        await self.commit(batch)  # no other process writes here
+
     async def wait_failed(self) -> None:
         await self._database.wait_failed()
 

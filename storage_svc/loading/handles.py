@@ -33,6 +33,10 @@ RELOADED_RECORDS_MAX = 100
 """Reservations, returned slices and lanes of a queue that is unloaded after a pass or a sweep."""
 
 
+_SHARED_RULES_MAX = 1024
+"""Topics whose rules are kept to be shared by queues that are loaded later."""
+
+
 class Handle:
     """One materialized queue."""
 
@@ -67,7 +71,7 @@ class Handles:
         """Queues that no broker tracks, least recently examined first."""
         self._budget = SettledBudget()
         self._rules: dict[str, tuple[Topic, Rules]] = {}
-        """By topic, shared by its queues."""
+        """By topic, shared by its queues; also of topics that are deleted since."""
 
     def __len__(self) -> int:
         return len(self._by_name)
@@ -209,6 +213,8 @@ class Handles:
             return known[1]
         # On an engine that nodes share, rows are in the memory of a server.
         rules = Rules.of(topic, rows_cost_memory=self._engine.storage_epoch > 0)
+        if len(self._rules) >= _SHARED_RULES_MAX:
+            self._rules.clear()
         self._rules[topic.name] = topic, rules
         return rules
 

@@ -74,7 +74,10 @@ class Losses:
         self.found(loss)
         batch = Batch()
         put_loss(batch, loss)
-        await engine.commit(batch)
+        if loss.found is None:  # the engine has noticed it, and commits nothing any more
+            await engine.store_after_loss(batch)
+        else:
+            await engine.commit(batch)
 
     async def confirm(self) -> Loss:
         """An operator confirms the loss; returns it once the partition is open again.

@@ -427,13 +427,14 @@ class Partition:
         """Fail everything that waits for an answer, drop all memory and reopen the engine."""
         _log.error("a commit failed", extra={"partition": self.number}, exc_info=error)
         if isinstance(error, EngineDataLost) and not isinstance(error, LossWitnessed):
-            # Not opened again to see what is left: another node may be about to serve it.
+            # Not opened again to see what is left: another node may be about to serve it. What is
+            # known is stored below.
             error = LossWitnessed(self.number, Loss(self.last_commit))
             self._losses.found(error.loss)
         reason, answer = failure_of(self.number, error)
         self.health.add(reason, str(error), self.now_ms())
         state, self._state = self._state, None
-        if state is not None and isinstance(error, LossWitnessed) and error.loss.found is not None:
+        if state is not None and isinstance(error, LossWitnessed):
             await self._store_loss(state, error.loss)  # before the answer, as everything else
         # Results before health: a broker that reads of a reopening drops its callers.
         for frame in frames:

@@ -120,6 +120,11 @@ class _Stored:
         self.mark = commit
         return None
 
+    def put_all(self, batch: Batch) -> None:
+        """Without a commit: the mark stays."""
+        for table, key, value, _ in batch.operations:
+            self.tables[table].change(key, value)
+
     def lose_last(self) -> None:
         mark, before = self.undo.pop()
         for table, key, value in reversed(before):
@@ -263,6 +268,14 @@ class SharedEngine:
             raise EngineDataLost(f"partition {self._identity.partition} lost its last commits")
         partition, newest = self._identity.partition, self._stored.mark.epoch
         self._engines.store.log.append(Confirmed(partition, self._mark, newest))
+        await self._engines.store.trip()
+
+    async def store_after_loss(self, batch: Batch) -> None:
+        await self._trip()
+        stored = self._stored.mark
+        if stored.epoch >= self._mark.epoch and stored.opening != self._mark.opening:
+            raise EngineFenced(f"partition {self._identity.partition} is open elsewhere")
+        self._stored.put_all(batch)
         await self._engines.store.trip()
 
     async def wait_failed(self) -> None:

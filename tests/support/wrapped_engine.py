@@ -34,6 +34,9 @@ class WrappedEngine:
     async def verify(self) -> None:
         await self._engine.verify()
 
+    async def store_after_loss(self, batch: Batch) -> None:
+        await self._engine.store_after_loss(batch)
+
     async def wait_failed(self) -> None:
         await self._engine.wait_failed()
 

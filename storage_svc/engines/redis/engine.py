@@ -79,6 +79,7 @@ from storage_svc.engines.redis.scripts import (
     PIECES_GONE,
     SEAL,
     STAGE,
+    STORE_AFTER_LOSS,
     UNAPPLIED,
     VERIFY,
     Script,
@@ -326,6 +327,36 @@ class RedisEngine:
                 asked, why = stored, "no replica confirms it"
             if _CLOCK.monotonic_ms() >= deadline_ms:
                 raise EngineFailed(f"{self._name} cannot be verified: {why}")
+            await _CLOCK.sleep_ms(_RETRY_MS)
+
+    async def store_after_loss(self, batch: Batch) -> None:
+        self._check_open()
+        (piece,) = write_pieces(batch)
+        deadline_ms = _CLOCK.monotonic_ms() + _LOOK_WITHIN_MS
+        while True:
+            try:
+                is_open_elsewhere, *waited = await self._writes.run(
+                    STORE_AFTER_LOSS,
+                    declared_keys(self._mark_key, self._base, piece.tables),
+                    self._mark.epoch,
+                    self._mark.opening,
+                    self._base + Table.META.encode(),
+                    identity_value(self._identity),
+                    self._base,
+                    *piece.steps,
+                    then=_WAIT_AOF if self._durability is Durability.REPLICATED else (),
+                    within_ms=_LOOK_WITHIN_MS,
+                )
+            except AnswerLost as error:
+                why = str(error)
+            else:
+                if is_open_elsewhere:
+                    raise EngineFenced(f"{self._name} is open elsewhere")
+                if not waited or _is_replicated(waited[-1]):
+                    return
+                why = "no replica has it"
+            if _CLOCK.monotonic_ms() >= deadline_ms:
+                raise EngineFailed(f"{self._name} cannot be written: {why}")
             await _CLOCK.sleep_ms(_RETRY_MS)
 
     async def wait_failed(self) -> None:

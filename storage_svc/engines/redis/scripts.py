@@ -320,6 +320,28 @@ return before
 """,
 )
 
+# KEYS[1] is the mark, ARGV[1] and ARGV[2] the epoch and the opening of a node whose commits are
+# lost, ARGV[3] the table META, ARGV[4] the identity, ARGV[5] what the names of tables begin with;
+# then steps. Returns 1, and writes nothing, if another node has opened the partition; else 0. The
+# mark stays as it is: it shows the loss. A server that was emptied gets the identity, without which
+# its rows would be refused as corrupt.
+STORE_AFTER_LOSS: Final = _script(
+    "allow-oom",
+    _allowed("hget", "hmget", "exists", *_WRITES)
+    + _APPLY
+    + """
+local mark = redis.call('HMGET', KEYS[1], 'epoch', 'opening')
+if tonumber(mark[1] or '0') >= tonumber(ARGV[1]) and mark[2] ~= ARGV[2] then
+  return 1
+end
+if not mark[1] and redis.call('EXISTS', ARGV[3]) == 0 then
+  redis.call('HSET', ARGV[3], 'identity', ARGV[4])
+end
+apply(ARGV[5], ARGV, 6)
+return 0
+""",
+)
+
 # KEYS[1] is the mark, ARGV[1] what the names of tables begin with, ARGV[2] the sequence that the
 # server must have reached, or it is a former master, ARGV[3] the microseconds that the script may
 # take, ARGV[4] whether no commit is under way, so that none may be half applied; then requests. A

