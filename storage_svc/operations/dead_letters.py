@@ -188,13 +188,15 @@ async def dispose_waiting(
 
 def _deaths(handle: Handle, run: Run, spans: Sequence[Span]) -> list[tuple[Slice, str]]:
     """One dead letter for each message and group that has not settled it; one without any group.
+    By the names of groups: those that were loaded again are in another order.
 
     Where there is no dead-letter topic, messages are deleted once, for all groups.
     """
-    groups = [group for group in handle.state.groups.values() if not group.has_settled(run)]
+    names = sorted(handle.state.groups)
+    groups = [group for name in names if not (group := handle.state.groups[name]).has_settled(run)]
     if not groups or not handle.topic.settings.dead_letter_topic:
-        names = ",".join(group.name for group in groups)
-        return [(Slice(start, end, run), names) for start, end in spans]
+        all_names = ",".join(group.name for group in groups)
+        return [(Slice(start, end, run), all_names) for start, end in spans]
     deaths: list[tuple[Slice, str]] = []
     for group in groups:
         for slice_ in group.waiting_slices(run):

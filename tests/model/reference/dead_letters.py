@@ -45,7 +45,8 @@ def _bury_run(model: ModelState, queue: QueueModel, asked: Bury) -> object:
     waiting = queue.waiting_spans(run)
     deaths = waiting
     if queue.groups and model.settings(queue).dead_letter_topic:
-        deaths = [span for group in queue.groups.values() for span in group.dying(run)]
+        groups = [queue.groups[name] for name in sorted(queue.groups)]
+        deaths = [span for group in groups for span in group.dying(run)]
     queue.delete_run(run)
     model.touched.add(queue.queue_id)
     for start, end in deaths:
