@@ -96,9 +96,11 @@ async def tidemark_side(
 ) -> AsyncIterator[Side]:
     """A cluster with its client, of this checkout or of another, with metrics on."""
     ports = dict(zip(_MEASURED, free_ports(_HOST, len(_MEASURED)), strict=True))
-    code = {} if checkout is None else _code_of(checkout)
+    (storage_port,) = free_ports(_HOST, 1)
+    code = {} if checkout is None else _code_of(checkout, f"{_HOST}:{storage_port}")
     cluster = LocalCluster(
         directory / "data",
+        ports={"storage": storage_port},
         log_dir=directory / "logs",
         partitions=partitions,
         environment={
@@ -151,10 +153,15 @@ async def valkey_side(directory: Path) -> AsyncIterator[Side]:
         await asyncio.to_thread(server.stop)
 
 
-def _code_of(checkout: Path) -> dict[str, str]:
+def _code_of(checkout: Path, storage_address: str) -> dict[str, str]:
     """Variables under which Python imports the packages of that checkout, whatever directory it is
     started in."""
-    return {"PYTHONPATH": str(checkout.resolve()), "PYTHONSAFEPATH": "1"}
+    return {
+        "PYTHONPATH": str(checkout.resolve()),
+        "PYTHONSAFEPATH": "1",
+        # By this name the services found storage when there was only one.
+        "TIDEMARK_STORAGE_ADDRESS": storage_address,
+    }
 
 
 @asynccontextmanager
