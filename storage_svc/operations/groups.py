@@ -93,9 +93,9 @@ class PlaceGroup(NamedTuple):
         created = group is None
         if group is None:
             group = await new_group(commit, handle, self.group, 0)
-        state.note_use(group, commit.now_ms, commit.journal)
         if self.owner_epoch:
             group.check_owner(self.owner_epoch)
+        state.note_use(group, commit.now_ms, commit.journal)
         revoked: list[int] = []
         if self.start is not None:
             revoked = await _revoke(commit, state, group)

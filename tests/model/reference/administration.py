@@ -18,9 +18,9 @@ def place_group(model: ModelState, asked: PlaceGroup, answer: Any) -> object:
     created = group is None
     if group is None:
         group = model.add_group(queue, asked.group)
-    model.note_use(queue, group)
     if asked.owner_epoch:
         check_owner(group, asked.owner_epoch)
+    model.note_use(queue, group)
     revoked: tuple[int, ...] = ()
     if asked.start is not None:
         revoked = reservations.revoke(model, queue, group)
@@ -34,7 +34,7 @@ def place_group(model: ModelState, asked: PlaceGroup, answer: Any) -> object:
 
 def remove_group(model: ModelState, asked: RemoveGroup, _: object) -> object:
     queue, group = model.get_group(asked.lmq_name, asked.group)
-    model.expired += (each.reservation_id for each in queue.live_of(group.name))
+    model.expired += reservations.revoke(model, queue, group)
     queue.remove_group(group.name)
     model.end_standing(queue.name, group.name)
     model.touched.add(queue.queue_id)

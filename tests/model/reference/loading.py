@@ -21,7 +21,7 @@ def materialize(model: ModelState, asked: Materialize, _: object) -> object:
     return Materialized(queue.queue_id, was_cold, existing is None)
 
 
-def unmaterialize(model: ModelState, asked: Unmaterialize, _: object) -> object:
+def unmaterialize(model: ModelState, asked: Unmaterialize, answer: object) -> object:
     queue = model.queues.get(asked.lmq_name)
     if queue is None:
         return UnloadOutcome.NOT_PRESENT
@@ -31,6 +31,8 @@ def unmaterialize(model: ModelState, asked: Unmaterialize, _: object) -> object:
         return UnloadOutcome.HAS_INFLIGHT
     if queue.queue_id in model.touched:
         return UnloadOutcome.RACE_LOST
+    if queue.queue_id in model.unloaded and answer is UnloadOutcome.RACE_LOST:
+        return answer
     _evict(model, queue)
     return UnloadOutcome.EVICTED
 
@@ -54,4 +56,5 @@ def run_housekeeping(model: ModelState, _: RunHousekeeping, __: object) -> objec
 
 def _evict(model: ModelState, queue: QueueModel) -> None:
     queue.evict()
+    model.unloaded.add(queue.queue_id)
     model.end_standing(queue.name)

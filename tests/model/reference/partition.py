@@ -85,6 +85,7 @@ class PartitionModel(ModelState):
         self.ends_standing.clear()
         self.left_behind.clear()
         self.touched.clear()
+        self.unloaded.clear()
         self.brief.clear()
         self.expired.clear()
         self.erased_later.clear()
