@@ -84,8 +84,10 @@ class Gather(Generic[Encoded]):
         self._encoded_commits = len(self.commits)
 
     def _leave_out(self, log: Log[Encoded]) -> None:
-        """Encode all commits once more, without those that cannot be."""
-        commits, self.commits, self._encoded = self.commits, [], None
+        """Encode all commits once more, without those that cannot be. Raises if the rest cannot be
+        encoded together; then none of them counts as encoded."""
+        commits, self.commits = self.commits, []
+        self._encoded, self._encoded_commits = None, 0
         for commit in commits:
             try:
                 log.encode([commit], None)
@@ -179,7 +181,10 @@ class Committer(Generic[Encoded]):
             self._write_next()
             return
         for gather in self._gathers:
-            gather.encode(self._log)
+            try:
+                gather.encode(self._log)
+            except Exception:  # it is tried once more when it is written, and fails the gather then
+                _log.exception("commits could not be encoded beside a sync")
 
     def _write_next(self) -> None:
         """Write what has gathered, and have it synced."""

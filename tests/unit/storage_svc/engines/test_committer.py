@@ -22,11 +22,15 @@ class ScriptedLog:
         self.encodings = 0
         self.stalls = 0
         self.refusals: list[Exception] = []
+        self.encoding_refusals: list[Exception] = []
+        """How the next encodings of more than one commit fail, in any call."""
         self._syncs: asyncio.Queue[asyncio.Future[None]] = asyncio.Queue()
 
     def encode(self, commits: Sequence[Commit], onto: list[bytes] | None) -> list[bytes]:
         self.encodings += len(commits)
         encoded = [] if onto is None else onto
+        if self.encoding_refusals and (encoded or len(commits) > 1):
+            raise self.encoding_refusals.pop()
         for prefix, batch, _ in commits:
             for _, key, value, _ in batch.operations:
                 encoded.append(prefix + key)
@@ -153,6 +157,26 @@ async def test_a_commit_that_cannot_be_encoded_fails_alone_and_leaves_nothing_be
         await bad
     assert log.writes == [[b"1a", b"3a"]]
     assert committer.fault is None
+
+
+async def test_commits_that_could_not_be_encoded_together_are_all_written_later(
+    committer: Committer[list[bytes]], log: ScriptedLog
+) -> None:
+    """S2: none is answered without being written, also where memory was short for a moment."""
+    first = start(committer, b"1", row(b"a"))
+    sync = await log.next_sync()
+    second = start(committer, b"2", row(b"a"))
+    await SystemClock().sleep_ms(0)
+    log.encoding_refusals = [MemoryError(), MemoryError()]
+    third = start(committer, b"3", row(b"a"))
+    while log.encoding_refusals:
+        await SystemClock().sleep_ms(0)
+
+    sync.set_result(None)
+    (await log.next_sync()).set_result(None)
+    await asyncio.gather(first, second, third)
+
+    assert log.writes == [[b"1a"], [b"2a", b"3a"]]
 
 
 async def test_a_write_that_the_log_refuses_for_now_is_repeated_whole(
