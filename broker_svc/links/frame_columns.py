@@ -170,6 +170,8 @@ def _read_hand_outs(
     hand_outs: exchange_pb2.HandOuts, partitions: Sequence[tuple[int, ...]]
 ) -> Sequence[HandOutRow]:
     """The hand-outs of all partitions, each with its own."""
+    if sum([row[4] for row in partitions]) != len(hand_outs.standing_ids):  # before it is used
+        raise ValueError("counts of hand-outs and hand-outs disagree")
     owners = [row[0] for row in partitions if row[4] for _ in range(row[4])]
     return list(hand_out_rows(owners, hand_outs))
 

@@ -18,6 +18,7 @@ from broker_svc.links.frame_columns import (
     AnyOperation,
     HandOutRow,
     OperationColumns,
+    PartitionResults,
     PlainResult,
     as_operation,
     read_results,
@@ -160,6 +161,13 @@ class StorageNodeLink:
         last: LinkPart | None = None
         bound = self._bound
         has_columns = frame.HasField("columns")
+        in_columns: Sequence[PartitionResults] = ()
+        if has_columns:
+            try:
+                in_columns = read_results(frame.columns)
+            except ValueError as error:  # nothing of the stream is to be relied on
+                detail = f"storage has sent columns that cannot be read: {error}"
+                raise Unavailable(detail) from None
         if len(frame.ListFields()) > has_columns:  # else it has nothing but columns, as most
             for response in frame.parts:
                 link, broker_epoch = bound.get(response.partition, (None, 0))
@@ -167,8 +175,8 @@ class StorageNodeLink:
                     self._take(link, response)
                     last = link
                 # else of an earlier bind, whose link has dropped its callers
-        if has_columns:
-            last = self._take_columns(frame.columns) or last
+        if in_columns:
+            last = self._take_columns(in_columns) or last
         if last is None:  # nothing was handed out
             return
         try:
@@ -176,16 +184,12 @@ class StorageNodeLink:
         except Exception:
             _log.exception("a frame was not taken")
 
-    def _take_columns(self, columns: exchange_pb2.ResultColumns) -> LinkPart | None:
+    def _take_columns(self, in_columns: Sequence[PartitionResults]) -> LinkPart | None:
         """Returns one of the links if anything was handed out. The hand-outs of all of them are
         passed on together, after all results."""
         last: LinkPart | None = None
         handed_out: list[HandOutRow] = []
-        try:
-            taken = read_results(columns)
-        except ValueError as error:  # nothing of the stream is to be relied on
-            raise Unavailable(f"storage has sent columns that cannot be read: {error}") from None
-        for partition, epoch, commit, results, hand_outs in taken:
+        for partition, epoch, commit, results, hand_outs in in_columns:
             link, broker_epoch = self._bound.get(partition, (None, 0))
             if link is None or broker_epoch != epoch:
                 continue  # of an earlier bind, whose link has dropped its callers

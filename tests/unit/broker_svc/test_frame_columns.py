@@ -1,5 +1,6 @@
 """Frames in columns as a broker sends and takes them: what is shared, and what stays apart (C7)."""
 
+import tracemalloc
 from collections.abc import Callable, Sequence
 
 import pytest
@@ -12,6 +13,7 @@ from tidemark.api.storage.v1.exchange_pb2 import (
     HandOuts,
     Operation,
     OperationResult,
+    PartitionResponse,
     ResultColumns,
 )
 from tidemark.errors import TidemarkError, Unavailable
@@ -209,6 +211,43 @@ async def test_columns_that_do_not_belong_together_break_the_stream(
 
     assert not runs.answers
     assert not acks.answers
+
+
+async def test_nothing_of_a_frame_is_taken_whose_columns_cannot_be_read(node: Node) -> None:
+    """S2: results of other partitions in the long form neither."""
+    node.connect()
+    in_columns, in_long_form = Runs("t/a"), Runs("t/b")
+    node.links[0].ask_plain(in_columns)
+    node.links[1].ask_plain(in_long_form)
+    node.frame()
+    result = OperationResult(request_id=1)
+    result.appends.queue_ids.append(7)
+    result.appends.first_offsets.append(7)
+    part = PartitionResponse(partition=1, broker_epoch=EPOCH, commit=9, results=[result])
+    columns = ResultColumns(partitions=[0, EPOCH, 1, 2, 0], results=[1, 1, 0], runs=[1, 3])
+
+    with pytest.raises(Unavailable):
+        node.link._take_frame(ExchangeResponse(parts=[part], columns=columns))
+
+    assert not in_columns.answers
+    assert not in_long_form.answers
+    assert node.links[1].witnessed_commit == 0
+
+
+async def test_a_count_of_hand_outs_that_is_too_high_takes_no_memory(node: Node) -> None:
+    """S3: the columns are refused before the count is used."""
+    node.connect()
+    columns = ResultColumns(partitions=[0, EPOCH, 1, 0, 10**6], hand_outs=ONE_HAND_OUT)
+
+    tracemalloc.start()
+    try:
+        with pytest.raises(Unavailable):
+            take(node, columns)
+        _, peak_bytes = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+
+    assert peak_bytes < 10**6
 
 
 async def test_a_caller_that_raises_keeps_no_other_from_its_result(node: Node) -> None:
