@@ -11,7 +11,7 @@ from typing import Final
 from google.rpc.status_pb2 import Status
 
 from broker_svc.consume.deliveries import Deliveries, HeldDelivery, drop_refused
-from broker_svc.links.frame_columns import OperationColumns, PlainOperation
+from broker_svc.links.frame_columns import OPERATION_BYTES, OperationColumns, PlainOperation
 from broker_svc.links.partition_link import PartitionLink
 from tidemark import limits
 from tidemark.api.broker.v1 import broker_pb2
@@ -61,7 +61,8 @@ class _Acked(PlainOperation):
         self._waiting = waiting
         self._held = held
         self._settled = settled
-        self.size = sum([len(each.receipt) for each in held]) + _ENTRY_BYTES * len(held)
+        self.size = OPERATION_BYTES + len(client_id.encode())
+        self.size += sum([len(each.receipt) for each in held]) + _ENTRY_BYTES * len(held)
 
     def add_to(self, columns: OperationColumns) -> tuple[int, int]:
         columns.receipts += [each.receipt for each in self._held]

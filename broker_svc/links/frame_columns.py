@@ -7,7 +7,7 @@ long form as well, for a partition that has other operations in the same frame.
 
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import repeat
-from typing import Any
+from typing import Any, Final
 
 from tidemark.api.storage.v1 import exchange_pb2
 from tidemark.errors import TidemarkError
@@ -15,6 +15,11 @@ from tidemark.number_rows import rows_of
 
 HandOutRow = tuple[Any, ...]
 """A partition, and a hand-out with the columns of `HandOuts` in their order."""
+
+
+OPERATION_BYTES: Final = 64
+"""A generous size of what a plain operation has in a frame beside its source and its runs or
+receipts, in either form."""
 
 
 class PlainOperation:

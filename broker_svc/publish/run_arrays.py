@@ -14,7 +14,7 @@ from typing import Final, Protocol
 from google.protobuf.message import DecodeError
 
 from broker_svc.consume.dispatcher import Dispatcher
-from broker_svc.links.frame_columns import OperationColumns, PlainOperation
+from broker_svc.links.frame_columns import OPERATION_BYTES, OperationColumns, PlainOperation
 from broker_svc.links.partition_link import PartitionLink
 from broker_svc.links.topic_cache import TopicCache
 from broker_svc.publish.publish_path import (
@@ -103,7 +103,7 @@ class _Runs(PlainOperation):
         self._arrays = arrays
         self.source = ""
         self.topic_version = topic.version
-        self.size = self.body_bytes = 0
+        self.size, self.body_bytes = array.operation_bytes, 0
         self.request_ids: list[int] = []
         self.lmq_names: list[str] = []
         self.bodies: list[bytes] = []
@@ -172,6 +172,7 @@ class _Array:
         "cache",
         "gathered",
         "now_ms",
+        "operation_bytes",
         "producer_id",
         "results",
         "share_bytes",
@@ -192,6 +193,8 @@ class _Array:
         self.share_bytes = share_bytes
         """The share of each of its runs in the bytes that the client may leave unanswered."""
         self.now_ms = now_ms
+        self.operation_bytes = OPERATION_BYTES + len(producer_id.encode())
+        """About how many bytes an operation takes beside its runs."""
         self.traced = tracing_enabled()
         self.gathered: dict[_Key, _Runs] = {}
         """Runs that wait for the next operation."""
