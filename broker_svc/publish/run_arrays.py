@@ -250,6 +250,8 @@ class RunArrays:
         elif sequence:
             validate_producer_id(array.producer_id)
         publisher = self._publisher(array, lmq_name)
+        if publisher is not None and partition not in publisher.partitions:
+            check_partition(lmq_name, partition, publisher)
         key = partition, topic_of(lmq_name)
         runs = array.gathered.get(key)
         if runs is not None and not runs.has_room(body_bytes):
@@ -260,8 +262,6 @@ class RunArrays:
         if publisher is None or runs is None:
             self._publish_alone(array, run)
             return
-        if partition not in publisher.partitions:
-            check_partition(lmq_name, partition, publisher)
         runs.add(run, publisher)
 
     def _publisher(self, array: _Array, lmq_name: str) -> Publisher | None:
