@@ -22,7 +22,7 @@ from storage_svc.partition.frames import Frame, measured, sampled
 from storage_svc.partition.partition import Partition
 from storage_svc.partition.partitions import not_held_here
 from tidemark.api.storage.v1 import exchange_pb2
-from tidemark.errors import TidemarkError
+from tidemark.errors import TidemarkError, Unavailable
 from tidemark.limits import UNANSWERED_BYTES_MAX, UNANSWERED_OPERATIONS_MAX
 from tidemark.rpc.statuses import to_status
 
@@ -72,6 +72,8 @@ class ExchangePart:
         self.is_crowded = False
         """Whether the broker has sent more than it may leave unanswered."""
         self._partition = partition
+        self._openings = 0
+        """Those that the broker was first told of; 0 before that."""
         self._report_change, self._report_answer = changed, answered
         self._has_reported = False
         """Whether the exchange knows that there is something to send."""
@@ -168,7 +170,13 @@ class ExchangePart:
             or self._unanswered_bytes > UNANSWERED_BYTES_MAX
         ):
             self.is_crowded = True
-        self._partition.submit_frame(asked)
+        if self._openings in (0, self._partition.health.openings):
+            self._partition.submit_frame(asked)
+            return
+        # A commit has failed, which the broker did not know when it sent these: they must not
+        # overtake those of that commit, which are repeated. It claims and binds again.
+        number = str(self.number)
+        asked.fail(Unavailable(f"partition {number} was opened again", partition=number))
 
     def answered(self, asked: "Asked") -> None:
         """All operations of a request have their results."""
@@ -270,6 +278,7 @@ class ExchangePart:
             # In a frame without results: a broker that reads of a reopening drops its callers, and
             # those whose results are in the frame have not seen them yet.
             events.health_changed = False
+            self._openings = self._openings or self._partition.health.openings
             response.health.CopyFrom(codec.encode_health(self._partition.health))
         return used_bytes
 

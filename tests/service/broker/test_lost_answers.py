@@ -10,7 +10,10 @@ from grpc import StatusCode
 
 from storage_svc.engines.engine import Table
 from tests.service.broker.conftest import Gated, StartBroker
+from tests.service.broker.test_run_arrays import plain, publish
+from tests.service.broker.test_run_arrays import reason_of as reason_of_run
 from tests.support.faulty_engine import Fault
+from tests.support.gated_storage import gated_storage
 from tests.support.local_broker import (
     in_time,
     payloads_of,
@@ -23,6 +26,8 @@ from tests.support.local_broker import (
 from tests.support.session import Session
 from tidemark.api.broker.v1 import topic_pb2
 from tidemark.api.broker.v1.message_pb2 import Ack, Nack
+from tidemark.api.storage.v1.storage_pb2 import GetQueueRequest
+from tidemark.bodies import body_of
 from tidemark.client.transport.codec import Action, Range, settlement_of
 from tidemark.clock import ManualClock
 from tidemark.errors import PartitionFaulty, TidemarkError, Unavailable
@@ -192,3 +197,52 @@ async def repeated(session: Session, tag: int, action: Action, ranges: Sequence[
 
     await until(is_answered)
     return reason
+
+
+async def test_runs_of_a_frame_keep_their_order_over_a_commit_that_failed(
+    start: StartBroker,
+) -> None:
+    """S2: the second one is on its way when the partition opens again, and must not be stored
+    before the first one, which is repeated."""
+    local = await start(partitions=4)
+    (disk,) = await with_faulty_disks(local)
+    await local.stop_broker()
+    async with gated_storage(local.storage_address, local.partitions) as gates:
+        await local.start_broker(gates.address)
+        session, link = await local.session(), gates.links[0]
+        queue, *others = [local.names_in(each, 1)[0] for each in range(local.partitions)]
+        small, large = body_of([b"x"]), body_of([bytes(900_000)] * 3)
+        elsewhere = [plain(each, small, partition=at) for at, each in enumerate(others, 1)]
+        await publish(session, [plain(queue, small, partition=0), *elsewhere])
+        both = [plain(queue, large, count=3, sequence=each, partition=0) for each in (1, 2)]
+
+        link.requests.close()
+        link.answers.close()
+        disk.only, disk.next_commit = 0, Fault.BEFORE_WRITING
+        # A partition has its share of a frame, as others leave: the second one is in the next.
+        publishing = asyncio.create_task(publish(session, [*both, *elsewhere]))
+        await in_time(link.requests.until_held())
+        link.requests.let_go()
+        link.requests.close()  # only the first one passes
+
+        async def is_open_again() -> bool:
+            request = GetQueueRequest(partition=0, lmq_name=queue)
+            with suppress(PartitionFaulty):
+                await local.storage.GetQueue(request)
+                return disk.next_commit is None
+            return False
+
+        await until(is_open_again)
+        await in_time(link.requests.until_held())
+        link.requests.let_go()
+        await publish(session, elsewhere)  # behind it on the same stream
+        link.answers.let_go()
+        results = await in_time(publishing)
+        while any(map(reason_of_run, results)):
+            results = await publish(session, both)
+        await local.stop_broker()
+
+    first, second, *_ = [
+        each[1] if isinstance(each, tuple) else each.receipt.first_offset for each in results
+    ]
+    assert (first, second) == (1, 4)

@@ -33,6 +33,8 @@ class PartitionHealth(_message.Message):
     openings: _builtins.int
     """How often the process has opened the partition. Each opening drops the interests of waiting
     consumers, and the outcome of the last commit is unknown: the broker claims and reports again.
+    Until then its operations are refused with UNAVAILABLE: they must not overtake those of the
+    commit that failed.
     """
     @_builtins.property
     def faults(self) -> _containers.RepeatedCompositeFieldContainer[_topic_pb2.PartitionFault]:
