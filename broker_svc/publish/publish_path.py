@@ -76,6 +76,9 @@ class PublishPath:
         self._dispatcher = dispatcher
         self._clock = clock
         self._tasks: set[asyncio.Task[None]] = set()
+        self._outdated: dict[tuple[int, str], list[Attempt]] = {}
+        """Runs that wait for the newest topic, by partition and topic, in the order in which they
+        were refused."""
         self._turn = 0
         self.published = Tally()
         """Stored messages, including duplicates of earlier runs."""
@@ -242,18 +245,49 @@ class PublishPath:
             attempt.done(refusal)
 
     def repeat(self, attempt: Attempt, partition: int) -> None:
-        """Bring the newest topic to a partition that did not have it, and publish again."""
-        self._start(self._repeat(attempt, partition))
+        """Bring the newest topic to a partition that did not have it, and publish again.
 
-    async def _repeat(self, attempt: Attempt, partition: int) -> None:
+        Runs that were refused together, or meanwhile, are published again in their order.
+        """
+        key = partition, topic_of(attempt.run.lmq_name)
+        waiting = self._outdated.get(key)
+        if waiting is not None:
+            waiting.append(attempt)
+            return
+        self._outdated[key] = [attempt]
+        self._start(self._repeat_all(*key))
+
+    async def _repeat_all(self, partition: int, topic_name: str) -> None:
+        key = partition, topic_name
         try:
-            topic = await self._topics.renew(topic_of(attempt.run.lmq_name))
+            while attempts := self._outdated[key]:
+                self._outdated[key] = []  # those that are refused from now on need it once more
+                await self._repeat(partition, topic_name, attempts)
+        finally:
+            del self._outdated[key]
+
+    async def _repeat(self, partition: int, topic_name: str, attempts: Sequence[Attempt]) -> None:
+        try:
+            topic = await self._topics.renew(topic_name)
             await self._topics.bring(partition, topic)
-            # The queue could not be loaded either, so the publisher and its lease are gone.
-            publisher = await self.open(attempt.run.lmq_name, attempt.cache)
-            self._append(attempt._replace(publisher=publisher), topic, again=False)
         except TidemarkError as error:
-            attempt.done(refused(attempt.run.request_id, error))
+            for each in attempts:
+                each.done(refused(each.run.request_id, error))
+            return
+        of_queues: dict[str, list[Attempt]] = {}
+        for each in attempts:
+            of_queues.setdefault(each.run.lmq_name, []).append(each)
+        await asyncio.gather(*(self._repeat_of(topic, queue) for queue in of_queues.values()))
+
+    async def _repeat_of(self, topic: Topic, attempts: Sequence[Attempt]) -> None:
+        """Runs of one queue, one after the other."""
+        for each in attempts:
+            try:
+                # The queue could not be loaded either, so the publisher and its lease are gone.
+                publisher = await self.open(each.run.lmq_name, each.cache)
+                self._append(each._replace(publisher=publisher), topic, again=False)
+            except TidemarkError as error:
+                each.done(refused(each.run.request_id, error))
 
     def _choose(self, run: message_pb2.PublishRun, publisher: Publisher) -> int:
         """The partition of a run: pinned, or the only one, or the next healthy one, round robin."""
