@@ -1,8 +1,11 @@
 """`python -m storage_svc`: reads the settings, wires the service, serves until a signal."""
 
-from storage_svc.app import storage
-from tidemark.service.process import main
-from tidemark.settings import StorageSettings
+from tidemark.settings import StorageSettings, turn_off_grpc_event_engine
+
+turn_off_grpc_event_engine()  # before anything imports gRPC
+
+from storage_svc.app import storage  # noqa: E402
+from tidemark.service.process import main  # noqa: E402
 
 if __name__ == "__main__":
     main("tidemark-storage", StorageSettings, storage)

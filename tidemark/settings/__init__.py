@@ -11,7 +11,7 @@ name. Other packages import from here.
 from tidemark.settings.broker import BrokerSettings
 from tidemark.settings.client import ClientSettings
 from tidemark.settings.declaration import Settings, load_or_exit, part, setting
-from tidemark.settings.environment import keep_grpc_out_of_forks
+from tidemark.settings.environment import keep_grpc_out_of_forks, turn_off_grpc_event_engine
 from tidemark.settings.known_variables import PREFIX, SERVICES, unknown_variables
 from tidemark.settings.lifecycle import LifecycleSettings
 from tidemark.settings.retention import RetentionSettings
@@ -34,5 +34,6 @@ __all__ = [
     "load_or_exit",
     "part",
     "setting",
+    "turn_off_grpc_event_engine",
     "unknown_variables",
 ]

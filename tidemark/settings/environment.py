@@ -2,6 +2,9 @@
 
 import os
 from collections.abc import Mapping
+from typing import Final
+
+_WITHOUT_EVENT_ENGINE: Final = "-event_engine_client,-event_engine_listener"
 
 
 def given_or_own(environ: Mapping[str, str] | None) -> Mapping[str, str]:
@@ -16,3 +19,12 @@ def keep_grpc_out_of_forks() -> None:
     exec.
     """
     os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
+
+
+def turn_off_grpc_event_engine() -> None:
+    """Call it before gRPC is imported, in the process of a service.
+
+    The event engine passes what arrives from thread to thread, four times until the event loop has
+    it; without it, one thread reads and wakes the event loop (ADR 46).
+    """
+    os.environ.setdefault("GRPC_EXPERIMENTS", _WITHOUT_EVENT_ENGINE)
