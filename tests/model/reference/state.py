@@ -92,7 +92,7 @@ class ModelState:
         self.touched: set[int] = set()
         """Ids of the queues that the commit has changed so far."""
         self.unloaded: set[int] = set()
-        """Ids of the queues that the commit has unloaded so far, which may have changed their rows."""
+        """Ids of the queues that the commit has unloaded, which may have changed their rows."""
         self.brief: set[str] = set()
         """Queues that are unloaded after the commit: nothing but a sweep has used them."""
         self.stored_before: dict[int, set[int]] = {}
