@@ -270,7 +270,8 @@ class Engine(Protocol):
 
     async def store_after_loss(self, batch: Batch) -> None:
         """After EngineDataLost, store a few rows that must be known where the partition is opened
-        next. Raises EngineFenced, and writes nothing, if another node has opened it."""
+        next. Raises EngineFenced, and writes nothing, if another node has opened it; writes nothing
+        as well where the store has the lost commits again."""
         ...
 
     async def wait_failed(self) -> None:

@@ -196,6 +196,11 @@ class SharedEngines:
         self._epochs[identity.partition] = stored.mark.epoch
         return SharedEngine(identity, stored, self)
 
+    def is_later(self, stored: Mark, identity: Identity) -> bool:
+        """Whether a node made the stored opening that has opened the partition after this one."""
+        generation = self.store.generations.get(stored.opening, 0)
+        return generation > self._generations[identity.partition]
+
 
 class SharedEngine:
     """One partition, open under one epoch."""
@@ -273,7 +278,10 @@ class SharedEngine:
     async def store_after_loss(self, batch: Batch) -> None:
         await self._trip()
         stored = self._stored.mark
-        if stored.epoch >= self._mark.epoch and stored.opening != self._mark.opening:
+        if stored.opening == self._mark.opening:
+            if stored.sequence >= self._mark.sequence:
+                return
+        elif stored.epoch >= self._mark.epoch or self._engines.is_later(stored, self._identity):
             raise EngineFenced(f"partition {self._identity.partition} is open elsewhere")
         self._stored.put_all(batch)
         await self._engines.store.trip()

@@ -139,7 +139,9 @@ class RedisEngines:
             await server.close()
             raise
         self._epochs[identity.partition] = mark.epoch
-        return RedisEngine(identity, mark, server, self._reader(identity), self.durability)
+        generation = self._generations[identity.partition]
+        reader = self._reader(identity)
+        return RedisEngine(identity, mark, generation, server, reader, self.durability)
 
     async def stored_partitions(self, cluster_id: str, expected: int = 0) -> int:
         """The number of partitions of a cluster, as its first one has it; 0 for a new cluster.
@@ -219,10 +221,17 @@ class RedisEngine:
     """One partition, open under one epoch."""
 
     def __init__(
-        self, identity: Identity, mark: Mark, writes: Server, reads: Server, durability: Durability
+        self,
+        identity: Identity,
+        mark: Mark,
+        generation: int,
+        writes: Server,
+        reads: Server,
+        durability: Durability,
     ) -> None:
         self._identity = identity
         self._mark = mark
+        self._generation = generation
         self._mark_key = mark_key(identity)
         self._sent: Mark | None = None
         """The mark of the commit that is under way: it may be stored already."""
@@ -340,6 +349,8 @@ class RedisEngine:
                     declared_keys(self._mark_key, self._base, piece.tables),
                     self._mark.epoch,
                     self._mark.opening,
+                    self._mark.sequence,
+                    self._generation,
                     self._base + Table.META.encode(),
                     identity_value(self._identity),
                     self._base,

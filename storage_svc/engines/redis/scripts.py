@@ -320,24 +320,31 @@ return before
 """,
 )
 
-# KEYS[1] is the mark, ARGV[1] and ARGV[2] the epoch and the opening of a node whose commits are
-# lost, ARGV[3] the table META, ARGV[4] the identity, ARGV[5] what the names of tables begin with;
-# then steps. Returns 1, and writes nothing, if another node has opened the partition; else 0. The
-# mark stays as it is: it shows the loss. A server that was emptied gets the identity, without which
-# its rows would be refused as corrupt.
+# KEYS[1] is the mark; ARGV[1] to ARGV[3] are the epoch, the opening and the last sequence of a node
+# whose commits are lost, ARGV[4] its generation, ARGV[5] the table META, ARGV[6] the identity,
+# ARGV[7] what the names of tables begin with; then steps. Returns 1, and writes nothing, if another
+# node has opened the partition: under a lower epoch as well, where the store has lost that of this
+# one. Else 0. The mark stays as it is: it shows the loss. If it has the commits again, as where the
+# former master is back, nothing is written either. A server that was emptied gets the identity,
+# without which its rows would be refused as corrupt.
 STORE_AFTER_LOSS: Final = _script(
     "allow-oom",
     _allowed("hget", "hmget", "exists", *_WRITES)
     + _APPLY
     + """
-local mark = redis.call('HMGET', KEYS[1], 'epoch', 'opening')
-if tonumber(mark[1] or '0') >= tonumber(ARGV[1]) and mark[2] ~= ARGV[2] then
+local mark = redis.call('HMGET', KEYS[1], 'epoch', 'opening', 'sequence', 'generation')
+if mark[2] == ARGV[2] then
+  if tonumber(mark[3] or '0') >= tonumber(ARGV[3]) then
+    return 0
+  end
+elseif tonumber(mark[1] or '0') >= tonumber(ARGV[1])
+    or tonumber(mark[4] or '0') > tonumber(ARGV[4]) then
   return 1
 end
-if not mark[1] and redis.call('EXISTS', ARGV[3]) == 0 then
-  redis.call('HSET', ARGV[3], 'identity', ARGV[4])
+if not mark[1] and redis.call('EXISTS', ARGV[5]) == 0 then
+  redis.call('HSET', ARGV[5], 'identity', ARGV[6])
 end
-apply(ARGV[5], ARGV, 6)
+apply(ARGV[7], ARGV, 8)
 return 0
 """,
 )

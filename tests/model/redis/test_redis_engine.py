@@ -253,6 +253,49 @@ async def test_nothing_is_stored_after_a_loss_where_another_node_has_opened(
     assert await other.load(Table.META, [b"loss"]) == [None]
 
 
+@pytest.mark.parametrize("emptied", [True, False], ids=["emptied", "went back"])
+async def test_nothing_is_stored_after_a_loss_where_another_node_has_a_lower_epoch(
+    servers: Servers, emptied: bool
+) -> None:
+    """S9: the store has lost several openings of the first node. An operator may have confirmed the
+    loss at the second one already."""
+    node = servers.node()
+    await node.open()
+    mark = servers.redis.hgetall(mark_key(IDENTITY))
+    await node.open()
+    engine = await node.open()
+    await engine.commit(puts(Table.GROUPS, b"a"))
+    if emptied:
+        servers.redis.flushall()
+    else:
+        servers.redis.delete(mark_key(IDENTITY))
+        servers.redis.hset(mark_key(IDENTITY), mapping=mark)
+    other = await servers.open()
+    assert other.storage_epoch < engine.storage_epoch
+
+    with pytest.raises(EngineFenced):
+        await engine.store_after_loss(puts(Table.META, b"loss"))
+
+    assert await other.load(Table.META, [b"loss"]) == [None]
+
+
+async def test_no_loss_is_stored_where_the_commits_are_there_again(servers: Servers) -> None:
+    """S9: a master that lacked them was promoted, and the former one is back."""
+    engine = await servers.open()
+    mark = servers.redis.hgetall(mark_key(IDENTITY))
+    await engine.commit(puts(Table.GROUPS, b"a"))
+    whole = servers.redis.hgetall(mark_key(IDENTITY))
+    servers.redis.delete(mark_key(IDENTITY))
+    servers.redis.hset(mark_key(IDENTITY), mapping=mark)
+    with pytest.raises(EngineDataLost):
+        await engine.verify()
+    servers.redis.hset(mark_key(IDENTITY), mapping=whole)
+
+    await engine.store_after_loss(puts(Table.META, b"loss"))
+
+    assert await (await servers.open()).load(Table.META, [b"loss"]) == [None]
+
+
 async def test_a_server_that_was_emptied_is_noticed(servers: Servers) -> None:
     """S9."""
     engine = await servers.open()
