@@ -38,6 +38,8 @@ class Losses:
         self._partition = partition
         self._witness = witness
         self._known: Loss | None = None
+        self._must_store = False
+        """Whether the partition is opened again to store it."""
         self._accepted: Loss | None = None
         """The last one that was confirmed."""
         self._wakeup = asyncio.Event()
@@ -55,29 +57,37 @@ class Losses:
             loss = loss or self._known or Loss(0, state.numbers.last)
             await _accept(state, loss)
             self._is_confirmed, self._accepted = False, loss
+            self._wakeup.clear()
             if self._answer is not None and not self._answer.done():
                 self._answer.set_result(loss)
         elif loss is not None:
             self.found(loss)
             if state.loss is None:
                 await self.store(state.engine, loss)
+            self._must_store = False
             raise LossWitnessed(self._partition, loss)
         self._known = self._answer = None
+        self._must_store = False
 
     def found(self, loss: Loss) -> None:
         """Keep the partition from being opened here until an operator has confirmed the loss."""
         self._known = loss
-        self._wakeup.clear()
 
     async def store(self, engine: Engine, loss: Loss) -> None:
-        """Keep it from serving wherever it is opened next, as well."""
+        """Keep it from serving wherever it is opened next, as well.
+
+        If that fails, the partition is opened again to do it, unless the engine itself has noticed
+        the loss: then the same engine is asked again.
+        """
         self.found(loss)
         batch = Batch()
         put_loss(batch, loss)
-        if loss.found is None:  # the engine has noticed it, and commits nothing any more
+        if loss.found is None:  # the engine commits nothing any more
             await engine.store_after_loss(batch)
         else:
+            self._must_store = True
             await engine.commit(batch)
+            self._must_store = False
 
     async def confirm(self) -> Loss:
         """An operator confirms the loss; returns it once the partition is open again.
@@ -97,9 +107,9 @@ class Losses:
         return await asyncio.shield(self._answer)
 
     async def until_none_or_confirmed(self) -> None:
-        """Return at once if nothing is known to be lost, else when an operator has confirmed it, or
-        at `give_up`."""
-        if self._known is not None:
+        """Return at once if nothing is known to be lost, or if that is still to be stored; else
+        when an operator has confirmed it, or at `give_up`."""
+        if self._known is not None and not self._must_store:
             await self._wakeup.wait()
 
     def give_up(self, error: TidemarkError) -> None:

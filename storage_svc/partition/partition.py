@@ -434,8 +434,10 @@ class Partition:
         reason, answer = failure_of(self.number, error)
         self.health.add(reason, str(error), self.now_ms())
         state, self._state = self._state, None
-        if state is not None and isinstance(error, LossWitnessed):
-            await self._store_loss(state, error.loss)  # before the answer, as everything else
+        loss = error.loss if isinstance(error, LossWitnessed) else None
+        is_stored = True
+        if state is not None and loss is not None:  # before the answer, as everything else
+            is_stored = await self._store_loss(state, loss)
         # Results before health: a broker that reads of a reopening drops its callers.
         for frame in frames:
             if not frame.is_answered:
@@ -443,6 +445,8 @@ class Partition:
         self._commits.fail_submitted(self._faulty())
         self._exchanges.health_changed()
         if state is not None:
+            if loss is not None and loss.found is None and not is_stored:
+                await self._store_loss_later(state, loss)
             await self._close_state(state)
         # Also if it is fenced: where the store had lost the opening of this node, another one has
         # the partition that this one has deposed before. Otherwise opening it is refused.
@@ -495,11 +499,28 @@ class Partition:
         with suppress(TimeoutError):
             await self._clock.wait_for(self._stopping.wait(), wait_ms)
 
-    async def _store_loss(self, state: PartitionState, loss: Loss) -> None:
+    async def _store_loss(self, state: PartitionState, loss: Loss) -> bool:
+        """Returns False if it is to be tried again: until then this process and its witnesses know
+        of the loss, and nobody after a restart of all of them."""
         try:
             await self._losses.store(state.engine, loss)
-        except Exception as error:  # of any kind: this process knows it, and so do its witnesses
+        except EngineFenced as error:  # the other node serves what is left, or knows as well
+            _log.warning("a loss is not stored: %s", error, extra={"partition": self.number})
+        except Exception as error:
             _log.error("could not store a loss", extra={"partition": self.number}, exc_info=error)
+            return False
+        return True
+
+    async def _store_loss_later(self, state: PartitionState, loss: Loss) -> None:
+        """Try it until it succeeds, or until an operator has confirmed the loss."""
+        wait_ms = _REOPEN_MS_MIN
+        while True:
+            with suppress(TimeoutError):
+                await self._clock.wait_for(self._losses.until_none_or_confirmed(), wait_ms)
+                return
+            if await self._store_loss(state, loss):
+                return
+            wait_ms = min(2 * wait_ms, _REOPEN_MS_MAX)
 
     def _lost(self, error: LossWitnessed) -> None:
         _log.error("commits are lost: %s", error, extra={"partition": self.number})

@@ -4,13 +4,16 @@ import asyncio
 
 import pytest
 
+from storage_svc.engines.engine import Batch
 from storage_svc.operations.claim import ClaimPartition
 from storage_svc.operations.reserve import Reserve
 from storage_svc.operations.settle import Settle
 from storage_svc.operations.topics import PutTopic
 from storage_svc.partition.counters import Claim
 from storage_svc.partition.partition import Partition
+from tests.support.faulty_engine import Fault, FaultyEngines
 from tests.support.partition_life import ACK
+from tests.support.shared_engine import SharedEngines
 from tests.support.shared_partitions import RUN, Nodes, do, reasons, started
 from tidemark.errors import (
     CommitOutcomeUnknown,
@@ -117,9 +120,7 @@ async def test_a_node_that_opens_its_partition_again_notices_what_is_gone(nodes:
 
     nodes.store.is_down = False
 
-    while "DATA_LOST" not in reasons(node):
-        await nodes.clock.advance_ms(1_000)
-        await asyncio.wait_for(nodes.store.trip(), 60)
+    await until_lost(nodes, node)
     assert not node.is_open
 
 
@@ -134,6 +135,96 @@ async def test_a_node_opens_nothing_that_is_behind_the_registry(nodes: Nodes) ->
 
     assert reasons(node) == ["DATA_LOST"]
     assert reasons(await nodes.start()) == ["DATA_LOST"]
+
+
+async def until_lost(nodes: Nodes, node: Partition) -> None:
+    for _ in range(100):
+        await nodes.clock.advance_ms(1_000)
+        await nodes.store.trip()
+        if "DATA_LOST" in reasons(node):
+            return
+    raise AssertionError(f"no loss is reported: {node.health.faults}")
+
+
+def not_storing_the_loss(nodes: Nodes) -> FaultyEngines:
+    """Engines of a node that fails to store its first loss."""
+
+    def is_loss(batch: Batch) -> bool:
+        return any(key == b"loss" for _, key, *_ in batch.operations)
+
+    engines = FaultyEngines(SharedEngines(nodes.store))
+    engines.next_commit, engines.is_meant = Fault.BEFORE_WRITING, is_loss
+    return engines
+
+
+@pytest.mark.parametrize("witness", ["broker", "registry"])
+async def test_a_loss_that_could_not_be_stored_is_stored_when_the_partition_is_opened_again(
+    nodes: Nodes, witness: str
+) -> None:
+    """C6: it would be forgotten with the witness otherwise, and what is left would be served."""
+    witnessed = await lost_tail(nodes)
+    engines = not_storing_the_loss(nodes)
+
+    async def registry(partition: int) -> int:
+        return witnessed if witness == "registry" else 0
+
+    node = await nodes.start(engines, witness=registry)
+    if witness == "broker":
+        with pytest.raises(PartitionFaulty, match="has lost commits"):
+            await claim(node, witnessed)
+    await until_lost(nodes, node)
+    await nodes.clock.advance_ms(1_000)
+    assert engines.next_commit is None
+    await node.close()
+
+    assert reasons(await nodes.start()) == ["DATA_LOST"]
+
+
+async def noticed_while_away(nodes: Nodes) -> Partition:
+    """A node that has noticed a loss by itself, of a store that is not there to take it."""
+    node = await started(nodes)
+    nodes.store.lose_tail(0, 1)
+    nodes.store.is_down = True
+    with pytest.raises(PartitionFaulty, match="has lost commits"):
+        await node.verify()
+    assert reasons(node) == ["DATA_LOST"]
+    return node
+
+
+async def test_a_loss_that_a_node_has_noticed_is_stored_once_the_store_takes_it(
+    nodes: Nodes,
+) -> None:
+    """C6: no other witness is left after the node."""
+    node = await noticed_while_away(nodes)
+    await nodes.clock.advance_ms(60_000)
+    nodes.store.is_down = False
+    await nodes.clock.advance_ms(60_000)
+    await node.close()
+
+    assert reasons(await nodes.start()) == ["DATA_LOST"]
+
+
+async def test_a_loss_that_is_still_to_be_stored_can_be_confirmed(nodes: Nodes) -> None:
+    """C6: the operator need not wait for it."""
+    node = await noticed_while_away(nodes)
+    await nodes.clock.advance_ms(60_000)
+    nodes.store.is_down = False
+
+    await asyncio.wait_for(node.confirm_loss(), 60)
+
+    assert reasons(node) == []
+    await do(node, RUN)
+    await node.close()
+    assert reasons(await nodes.start()) == []
+
+
+async def test_a_partition_whose_loss_is_still_to_be_stored_is_closed_at_any_time(
+    nodes: Nodes,
+) -> None:
+    """C6."""
+    node = await noticed_while_away(nodes)
+
+    await asyncio.wait_for(node.close(), 60)
 
 
 async def test_a_confirmed_loss_is_over_for_all_witnesses(nodes: Nodes) -> None:

@@ -277,6 +277,8 @@ class SharedEngine:
 
     async def store_after_loss(self, batch: Batch) -> None:
         await self._trip()
+        if self._engines.store.is_down:
+            raise EngineFailed("the store does not answer")
         stored = self._stored.mark
         if stored.opening == self._mark.opening:
             if stored.sequence >= self._mark.sequence:
