@@ -371,8 +371,10 @@ class Partition:
         before = self.health.faults
         if succeeded:
             self.health.clear(FaultReason.AWAITING_SWEEP, FaultReason.SWEEP_FAILED)
-        else:
+        elif self.is_open:
             self.health.add(FaultReason.SWEEP_FAILED, detail, self.now_ms())
+        # Else its own faults are why the sweep failed. The detail repeats them: as one of them it
+        # would grow with every sweep.
         if self.health.faults != before:
             self._exchanges.health_changed()
         return True

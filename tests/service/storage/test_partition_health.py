@@ -16,6 +16,7 @@ from tidemark.api.broker.v1.topic_pb2 import (
     PARTITION_STATE_STARTING,
 )
 from tidemark.api.storage.v1.storage_pb2 import (
+    SCAN_KIND_SCHEDULES_DUE,
     ConfirmPartitionTimeRequest,
     LeaseSweepRequest,
     ReportSweepRequest,
@@ -88,6 +89,32 @@ async def test_settles_go_on_while_publishes_are_refused(
     got = await reserved(exchange, "jobs")
 
     assert (await exchange.ask(settle(got.receipt))).messages == 1
+
+
+async def test_sweeps_that_a_faulty_partition_refuses_add_nothing_to_its_faults(
+    start_storage: StartStorage, clock: ManualClock, faulty_disks: list[FaultyEngines]
+) -> None:
+    """L4: the refusal names all faults. As one of them it would be in the next one, without end."""
+    storage = await start_storage()
+    await storage.create_topic("jobs")
+    (disk,) = faulty_disks
+    async with storage.exchange() as exchange:
+        disk.next_commit = Fault.BEFORE_WRITING
+        disk.next_openings += [OSError("no such device")] * 10_000
+        await exchange.ask_all(append("jobs", b"x"))
+    while not any("no such device" in each.detail for each in (await storage.info()).faults):
+        await clock.advance_ms(100)
+
+    refusals = []
+    for _ in range(3):
+        with pytest.raises(errors.PartitionFaulty) as refused:
+            await storage.due(SCAN_KIND_SCHEDULES_DUE)
+        refusals.append(str(refused.value))
+        await report(storage, succeeded=False, detail=refusals[-1])
+
+    assert [each.count("no such device") for each in refusals] == [1, 1, 1]
+    disk.next_openings.clear()
+    await until_serving(storage, clock)
 
 
 async def test_a_report_for_a_partition_elsewhere_is_refused(storage: RunningStorage) -> None:
