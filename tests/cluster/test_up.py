@@ -327,6 +327,29 @@ async def test_logs_of_the_run_before_are_kept(up: UpProcess, tmp_path: Path) ->
     assert (logs / "storage.log").read_text()
 
 
+async def test_a_valkey_beside_a_cluster_is_restarted_when_it_is_killed(tmp_path: Path) -> None:
+    """S6, S9: as a service is, at its port and with its data; the terminal says so."""
+    async with UpProcess(tmp_path / "data", "--engine=redis", "--partitions=1") as up:
+        await up.ready()
+        async with tidemark.connect(up.address("broker")) as client:
+            await client.create_topic("jobs")
+            publisher = await client.publisher("jobs")
+            await publisher.publish(b"before")
+
+            os.kill(up.valkey(), signal.SIGKILL)
+
+            assert "restarting it in 0.5 s" in await up.complaint_with(
+                "valkey was killed by SIGKILL"
+            )
+            await up.complaint_with("valkey is serving again")
+            await publisher.publish(b"after")
+            async with client.subscribe(["jobs"]) as deliveries:
+                taken = [(await anext(aiter(deliveries))).payload for _ in range(2)]
+        assert taken == [b"before", b"after"]
+        up.process.terminate()
+        assert await up.exit_code() == 0
+
+
 async def test_a_cluster_on_redis_has_a_valkey_beside_it_that_ends_with_it(
     tmp_path: Path, usual_hangups: None
 ) -> None:

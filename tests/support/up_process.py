@@ -74,10 +74,17 @@ class UpProcess:
 
     def services(self) -> dict[str, int]:
         """Process ids of the services that run, by name."""
+        return {name: pid for name, pid in self._children().items() if name in SERVICES}
+
+    def valkey(self) -> int:
+        """The process id of the Valkey beside them."""
+        (found,) = [pid for name, pid in self._children().items() if name not in SERVICES]
+        return found
+
+    def _children(self) -> dict[str, int]:
         pid = self.process.pid
         children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
-        found = {_service(int(child)): int(child) for child in children}
-        return {name: pid for name, pid in found.items() if name in SERVICES}
+        return {_service(int(child)): int(child) for child in children}
 
     def address(self, name: str) -> str:
         """Where a service is, as the ready block has it."""

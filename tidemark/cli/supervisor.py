@@ -31,7 +31,7 @@ from tidemark.local.ports import join_address, listening_socket
 from tidemark.local.restarts import GaveUp, ServiceKeeper
 from tidemark.local.service_process import ServiceFailed
 from tidemark.local.setup import SetupFailed, run_setup
-from tidemark.local.valkey import NoValkey, running_valkey
+from tidemark.local.valkey import LocalValkey, NoValkey, running_valkey
 from tidemark.settings import ClientSettings, RetentionSettings
 from tidemark.settings.variables import SettingsError
 
@@ -87,7 +87,7 @@ def run(options: Options) -> int:
         with _locked(options.data_dir), ExitStack() as beside:
             _check_ports(options.host, ports)
             _check_engine(options)
-            engine = _engine_variables(options, beside)
+            valkey = _valkey_beside(options, beside)
             cluster = LocalCluster(
                 options.data_dir,
                 host=options.host,
@@ -99,11 +99,10 @@ def run(options: Options) -> int:
                 storages=options.storages,
                 brokers=options.brokers,
                 registry_url=options.registry_url,
-                environment={"storage": engine},
+                environment={"storage": _engine_variables(options, valkey)},
             )
-            own_valkey = "" if options.redis_url else engine.get("TIDEMARK_REDIS_URL", "")
             clock = SystemClock()
-            living = _live(cluster, options, own_valkey, no_retention, settings.java_home, clock)
+            living = _live(cluster, options, valkey, no_retention, settings.java_home, clock)
             return asyncio.run(_supervise(cluster, living))
     except (Refusal, SettingsError, NoValkey) as refusal:
         _print_error(str(refusal))
@@ -121,14 +120,19 @@ def _check_engine(options: Options) -> None:
             )
 
 
-def _engine_variables(options: Options, beside: ExitStack) -> dict[str, str]:
-    """The engine of storage; starts a Valkey where it needs one that is not named."""
+def _valkey_beside(options: Options, beside: ExitStack) -> LocalValkey | None:
+    """Start a Valkey where the engine needs one that is not named."""
+    if options.engine != "redis" or options.redis_url:
+        return None
+    log_file = None if options.log_dir is None else options.log_dir / "valkey.log"
+    return beside.enter_context(running_valkey(options.data_dir / _DATA["redis"], log_file))
+
+
+def _engine_variables(options: Options, valkey: LocalValkey | None) -> dict[str, str]:
+    """The engine of storage."""
     if options.engine != "redis":
         return {"TIDEMARK_STORAGE_ENGINE": options.engine}
-    url = options.redis_url
-    if not url:
-        log_file = None if options.log_dir is None else options.log_dir / "valkey.log"
-        url = beside.enter_context(running_valkey(options.data_dir / _DATA["redis"], log_file))
+    url = options.redis_url if valkey is None else valkey.url
     return {"TIDEMARK_STORAGE_ENGINE": "redis", "TIDEMARK_REDIS_URL": url}
 
 
@@ -171,7 +175,7 @@ async def _supervise(cluster: LocalCluster, living: Coroutine[Any, Any, NoReturn
 async def _live(
     cluster: LocalCluster,
     options: Options,
-    own_valkey: str,
+    valkey: LocalValkey | None,
     no_retention: str,
     java_home: str,
     clock: Clock,
@@ -188,7 +192,8 @@ async def _live(
         if failure.exit_code == REFUSED:  # the service itself found such a reason
             raise Refusal(str(failure)) from None
         raise
-    _print_ready(cluster, own_valkey, no_retention, clock.monotonic_ms() - begin_ms)
+    took_ms = clock.monotonic_ms() - begin_ms
+    _print_ready(cluster, "" if valkey is None else valkey.url, no_retention, took_ms)
     storage = ServiceKeeper(cluster, "storage", clock, _print_error)
     others = [
         ServiceKeeper(
@@ -202,6 +207,8 @@ async def _live(
         if name not in ("storage", "retention")
     ]
     work: list[Coroutine[Any, Any, None]] = [keeper.keep() for keeper in (storage, *others)]
+    if valkey is not None:
+        work.append(valkey.keep(clock, _print_error))
     if not no_retention:
         keeper = ServiceKeeper(cluster, "retention", clock, _print_error, after=storage)
         work.append(_run_retention(keeper, options.retention_setup, java_home, clock))
