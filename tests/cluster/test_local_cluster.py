@@ -1,11 +1,14 @@
 """`LocalCluster`: what tests and benchmarks do to services."""
 
+import asyncio
 import os
 import signal
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.support.local_broker import until
 from tidemark.local.cluster import LocalCluster
 from tidemark.local.service_process import ServiceFailed
 
@@ -49,6 +52,36 @@ async def test_a_service_that_refuses_to_start_is_quoted(start_cluster: Any) -> 
     assert str(failed.value).startswith(
         "broker ended with exit code 2: TIDEMARK_BROKER_LISTEN='nowhere': must be host:port"
     )
+
+
+async def test_a_service_that_cannot_reach_its_data_says_why_while_others_wait_for_it(
+    tmp_path: Path,
+) -> None:
+    """S9, S6."""
+    environment = {
+        "storage": {
+            "TIDEMARK_STORAGE_ENGINE": "redis",
+            "TIDEMARK_REDIS_URL": "redis://:secret@127.0.0.1:1",
+        }
+    }
+    cluster = LocalCluster(
+        tmp_path / "data", log_dir=tmp_path / "logs", partitions=1, environment=environment
+    )
+    starting = asyncio.create_task(cluster.start())
+    try:
+
+        async def says_why() -> bool:
+            return bool(cluster.last_error("storage"))
+
+        await until(says_why)
+        why = cluster.last_error("storage")
+    finally:
+        starting.cancel()
+        await asyncio.wait({starting})
+        await cluster.stop()
+
+    assert "127.0.0.1:1" in why
+    assert "secret" not in why
 
 
 async def test_two_clusters_run_side_by_side(start_cluster: Any) -> None:

@@ -191,6 +191,9 @@ async def _live(
     except ServiceFailed as failure:
         if failure.exit_code == REFUSED:  # the service itself found such a reason
             raise Refusal(str(failure)) from None
+        # Others become healthy only once storage has its data, and cannot know why it has not.
+        if why := cluster.last_error("storage"):
+            raise ServiceFailed(f"{failure} (storage: {why})", failure.exit_code) from None
         raise
     took_ms = clock.monotonic_ms() - begin_ms
     _print_ready(cluster, "" if valkey is None else valkey.url, no_retention, took_ms)

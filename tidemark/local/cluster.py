@@ -230,6 +230,10 @@ class LocalCluster:
         await service.wait()
         return service.failure()
 
+    def last_error(self, name: ServiceName) -> str:
+        """The last line of the log of a service, if that is an error or a warning; else empty."""
+        return self._services[name].last_error()
+
     async def kill(self, name: ServiceName) -> None:
         """Kill a service, as a crash would."""
         await self._services[name].kill()

@@ -157,6 +157,12 @@ class ServiceProcess:
         text = f"{self.name} ended with exit code {exit_code}" + (f": {reason}" if reason else "")
         return ServiceFailed(text, exit_code)
 
+    def last_error(self) -> str:
+        """The last line of its log, if that is an error or a warning; else empty."""
+        line = self._last_line()
+        is_error = _level(line) in ("error", "warning")
+        return _message(line)[:_REASON_CHARACTERS_MAX] if is_error else ""
+
     def _started(self) -> asyncio.subprocess.Process:
         assert self._process is not None, f"{self.name} was never started"
         return self._process
@@ -169,15 +175,18 @@ class ServiceProcess:
         return log
 
     def _last_log_line(self) -> str:
-        """The last line of its log; empty if the log went to stderr, where the user sees it."""
-        if self.log_file is None:
+        return _message(self._last_line())[:_REASON_CHARACTERS_MAX]
+
+    def _last_line(self) -> str:
+        """The last line of its log; empty if the log went to stderr, where the user sees it, or was
+        not begun."""
+        if self.log_file is None or not self.log_file.exists():
             return ""
         with self.log_file.open("rb") as log:
             end = log.seek(0, os.SEEK_END)
             log.seek(max(self._log_offset, end - _LOG_TAIL_BYTES))
             lines = log.read().decode("utf-8", "replace").split("\n")
-        last = next((line for line in reversed(lines) if line.strip()), "")
-        return _message(last)[:_REASON_CHARACTERS_MAX]
+        return next((line for line in reversed(lines) if line.strip()), "")
 
 
 def _message(line: str) -> str:
@@ -189,3 +198,11 @@ def _message(line: str) -> str:
         return line.strip()
     exception = str(record.get("exception", "")).strip()
     return f"{message}: {exception.splitlines()[-1]}" if exception else message
+
+
+def _level(line: str) -> str:
+    """Of a JSON log record; empty for another line."""
+    try:
+        return str(json.loads(line)["level"])
+    except (ValueError, TypeError, KeyError):
+        return ""

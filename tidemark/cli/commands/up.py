@@ -23,6 +23,7 @@ NODES_MAX = 9
 
 
 def up(
+    context: typer.Context,
     data_dir: Annotated[
         Path,
         typer.Option(
@@ -117,6 +118,10 @@ def up(
     if verbose and log_dir is not None:
         raise typer.BadParameter("--log-dir and --verbose cannot be combined")
 
+    # In the environment it may be meant for another program: given here, it is meant for this one.
+    given = context.get_parameter_source("redis_url")
+    if engine is not Engine.REDIS and given is not None and given.name == "COMMANDLINE":
+        raise typer.BadParameter("--redis-url needs --engine redis")
     if engine is Engine.REDIS and storages > 1 and not registry:
         raise typer.BadParameter(
             "--engine redis with several --storages needs --registry: the nodes share the "

@@ -28,3 +28,16 @@ def test_several_storage_nodes_on_redis_are_refused(tmp_path: Path) -> None:
     assert ended.exit_code == 2
     assert "--engine redis with several --storages needs --registry" in ended.output
     assert not (tmp_path / "data").exists()
+
+
+def test_servers_are_refused_without_the_engine_that_uses_them(tmp_path: Path) -> None:
+    """S9: the data would quietly go to the data directory."""
+    url = "redis://:secret@127.0.0.1:6379"
+    arguments = ["up", "--data-dir", str(tmp_path / "data"), "--redis-url", url]
+
+    ended = CliRunner().invoke(app, arguments)
+
+    assert ended.exit_code == 2
+    assert "--redis-url needs --engine redis" in ended.output
+    assert "secret" not in ended.output
+    assert not (tmp_path / "data").exists()
