@@ -340,7 +340,8 @@ async def test_a_full_disk_makes_the_partitions_of_its_node_faulty_until_there_i
                 assert got[:answered] == [b"%d" % number for number in range(answered)]
                 assert len(got) - answered <= 1
                 await healed.ask(append("jobs", b"after"))
-            assert (await other.ask(append("jobs/beside", b"y"))).first_offset == 1
+            async with storage.exchange(partition=1) as healed:
+                assert (await healed.ask(append("jobs/beside", b"y"))).first_offset == 1
         await storage.stop()
 
 
