@@ -4,7 +4,8 @@ Pure: it sends nothing and waits for nothing.
 """
 
 from collections import deque
-from collections.abc import MutableSequence, Sequence
+from collections.abc import Callable, Iterable, MutableSequence, Sequence
+from itertools import islice
 from typing import Final, TypeAlias, TypeVar
 
 from tidemark import limits
@@ -19,9 +20,9 @@ FRAME_RUNS: Final = 500
 FRAME_BYTES: Final = 1024 * 1024
 """The share of a burst that goes into one frame, far below the limit of the broker: while the
 client writes one frame, the broker works on another and storage on a third."""
-_PARTS_BYTES: Final = limits.FRAME_BYTES_MAX - limits.RUN_BYTES_MAX
-"""Bytes of a frame besides runs: every frame has room for at least one run."""
-
+_PARTS_BYTES: Final = limits.FRAME_BYTES_MAX - 2 * limits.RUN_BYTES_MAX
+"""Bytes of a frame besides runs: every frame has room for the runs of at least one lane, which have
+`RUN_BYTES_MAX` besides their names."""
 
 _RUN_NUMBERS: Final = 4
 
@@ -53,6 +54,8 @@ class _PlainRuns:
         for body in self.bodies:
             room_bytes -= len(body)
             if runs + fit == FRAME_RUNS or (room_bytes < 0 and runs + fit):
+                whole = _whole_lanes(self.lane, map(len, self.bodies), fit)
+                fit = whole if whole <= fit or not runs else 0
                 break
             fit += 1
         if fit:
@@ -63,11 +66,16 @@ class _PlainRuns:
             )
             del self._lmq_names[:fit], self.bodies[:fit], self._runs[: fit * _RUN_NUMBERS]
 
+    def lane(self, at: int) -> object:
+        return self._lmq_names[at], self._runs[at * _RUN_NUMBERS + _RUN_NUMBERS - 1]
+
 
 class Outgoing:
     """Everything that waits to be sent: runs in the order of their submission, and other parts.
 
-    Runs of one lane are either all plain or none is: the two kinds do not wait for each other.
+    Runs of one lane are either all plain or none is: the two kinds do not wait for each other. A
+    lane has no more runs than one frame takes, and they are in one: if the broker refused the first
+    of them and took a later one from another frame, the repeat would come behind it.
     """
 
     __slots__ = ("parts", "plain_runs", "runs")
@@ -87,12 +95,14 @@ class Outgoing:
             frame_bytes = frame.ByteSize()
         room_bytes = min(FRAME_BYTES, limits.FRAME_BYTES_MAX - frame_bytes)
         runs, taken = self.runs, 0
-        while runs and taken < FRAME_RUNS:
-            room_bytes -= runs[0].batch.ByteSize()
-            if taken and room_bytes < 0:
+        for run in runs:
+            room_bytes -= run.batch.ByteSize()
+            if taken == FRAME_RUNS or (taken and room_bytes < 0):
+                sizes = (each.batch.ByteSize() for each in runs)
+                taken = _whole_lanes(lambda at: _lane(runs[at]), sizes, taken)
                 break
-            frame.runs.append(runs.popleft())
             taken += 1
+        frame.runs.extend(runs.popleft() for _ in range(taken))
         if self.plain_runs.bodies:
             self.plain_runs.move_to(frame, taken, room_bytes)
         return frame
@@ -119,6 +129,29 @@ class Outgoing:
     def has_rest(self) -> bool:
         """Whether something is left for another frame."""
         return bool(self.runs or self.plain_runs.bodies or self.parts.ListFields())
+
+
+def _lane(run: PublishRun) -> object:
+    return run.lmq_name, run.partition, run.fairness_key
+
+
+def _whole_lanes(lane: Callable[[int], object], sizes: Iterable[int], fit: int) -> int:
+    """How many of more than `fit` runs go into a frame that so many fit, so that it cuts no lane in
+    two: the last lane waits, or goes as a whole if it is the only one. Gets the lane of each run by
+    its place.
+    """
+    end = fit
+    while end and lane(end) == lane(end - 1):
+        end -= 1
+    if end:
+        return end
+    room_bytes = limits.RUN_BYTES_MAX
+    for size in islice(sizes, FRAME_RUNS):
+        room_bytes -= size
+        if end >= fit and (room_bytes < 0 or lane(end) != lane(0)):
+            break
+        end += 1
+    return end
 
 
 def _move(parts: "MutableSequence[T]", rest: "MutableSequence[T]", fit: int) -> None:
