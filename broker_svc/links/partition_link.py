@@ -30,6 +30,7 @@ from tidemark.clock import Clock
 from tidemark.errors import (
     DataCorrupt,
     Fenced,
+    LifecycleUnavailable,
     NotOwner,
     PartitionFaulty,
     TidemarkError,
@@ -251,9 +252,18 @@ class PartitionLink:
             await self._clock.wait_for(self._unanswered.until_none(), timeout_ms)
 
     def check_serving(self) -> None:
-        """Raise for a faulty partition; storage itself refuses publishes to one that starts."""
+        """Raise for a partition that takes no publishes.
+
+        Storage refuses them as well, but then the link has to claim once the partition serves: runs
+        behind those that were refused may be on their way.
+        """
         if not self._is_connected:
             raise self.refusal()
+        if self._health.state == topic_pb2.PARTITION_STATE_STARTING:
+            raise LifecycleUnavailable(
+                f"partition {self.partition} waits for its first sweep",
+                partition=str(self.partition),
+            )
         if self._health.state == topic_pb2.PARTITION_STATE_FAULTY:
             reasons = ",".join(fault.reason for fault in self._health.faults)
             raise PartitionFaulty(

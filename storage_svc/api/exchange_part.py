@@ -121,12 +121,13 @@ class ExchangePart:
         )
 
     def failure(self) -> TidemarkError | None:
-        """Why the part cannot continue: it is fenced, or another node is to hold the partition.
+        """Why the part cannot continue: it is fenced, or another node is to hold the partition; or
+        runs of it were refused, and the partition serves again.
 
         Not asked while the partition reopens: operations get its faults as errors then.
         """
         if self._partition.is_held_under(self.broker_epoch):  # as nearly always
-            return None
+            return self._partition.refused_before()
         if self._partition.has_left:
             return not_held_here(self.number)
         if self._partition.is_open:

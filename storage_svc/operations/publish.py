@@ -85,6 +85,7 @@ class Append(NamedTuple):
     async def apply(self, commit: CommitContext) -> Appended:
         """Store the run, or answer a repeat with the first answer (S11)."""
         if commit.publishes_refused is not None:
+            commit.state.refused_epoch = commit.counters.broker_epoch
             raise commit.publishes_refused
         topic = commit.topics.get(topic_of(self.lmq_name))
         if self.topic_version > topic.version:

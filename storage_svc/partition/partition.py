@@ -56,6 +56,7 @@ from tidemark.errors import (
     PartitionFaulty,
     ShuttingDown,
     TidemarkError,
+    Unavailable,
 )
 from tidemark.telemetry import current_traceparent
 
@@ -335,6 +336,17 @@ class Partition:
         state = self._state
         return state is not None and 0 < broker_epoch == state.counters.broker_epoch
 
+    def refused_before(self) -> TidemarkError | None:
+        """Why the broker that holds the partition must claim it again, now that it serves: a run of
+        that broker was refused, and those behind it on the way must not overtake its repeat."""
+        state = self._state
+        if state is None or not state.refused_epoch:  # as nearly always
+            return None
+        if state.refused_epoch != state.counters.broker_epoch or self.health.refusal(self.number):
+            return None
+        detail = f"partition {self.number} has refused runs, and serves again"
+        return Unavailable(detail, partition=str(self.number))
+
     @property
     def has_connected_broker(self) -> bool:
         """Whether the broker that holds the partition is connected, and expires what is due."""
@@ -418,7 +430,7 @@ class Partition:
             frames,
             started_ns=reading.monotonic_ns,
             disk_full=self.disk.full,
-            publishes_refused=self.health.refusal(self.number),
+            publishes_refused=self.health.refusal(self.number) or self.refused_before(),
             deletions_refused=self._time.refusal() if counters.suspended_ms else None,
             chance=self._chance,
         )

@@ -48,6 +48,9 @@ class PartitionState:
     first_broker_epoch: int = 1
     """The next claim gives no lower one; the broker that holds the partition keeps its own until
     then."""
+    refused_epoch: int = 0
+    """The last broker epoch under which a run was refused because the partition did not serve: runs
+    that were sent behind it must not overtake its repeat. 0 for none."""
     erasures: Erasures = field(default_factory=Erasures)
     loss: Loss | None = None
     """Of commits, while no operator has confirmed it: the partition must not serve."""

@@ -40,6 +40,8 @@ class Gate:
         self._open.set()
         self._waiting = False
         self._changed = asyncio.Event()
+        self.arrived = 0
+        """Frames that have come so far, also those that wait."""
 
     def close(self) -> None:
         self._open.clear()
@@ -52,6 +54,16 @@ class Gate:
         while not self._waiting:
             self._changed.clear()
             await self._changed.wait()
+
+    async def until_arrived(self, frames: int) -> None:
+        """Return once so many frames have come."""
+        while self.arrived < frames:
+            self._changed.clear()
+            await self._changed.wait()
+
+    def came(self) -> None:
+        self.arrived += 1
+        self._changed.set()
 
     async def passed(self) -> None:
         if not self._open.is_set():
@@ -97,6 +109,7 @@ class _Way:
         self._passing.add_done_callback(_retrieve)
 
     def put(self, frame: bytes) -> None:
+        self._gate.came()
         self._frames.put_nowait(frame)
 
     def end(self) -> None:

@@ -1,20 +1,22 @@
 """Operations whose answers were lost, commits of unknown outcome."""
 
 import asyncio
-from collections.abc import Sequence
-from contextlib import suppress
-from typing import TypeAlias
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager, suppress
+from typing import NamedTuple, TypeAlias
 
 import pytest
 from grpc import StatusCode
 
 from storage_svc.engines.engine import Table
 from tests.service.broker.conftest import Gated, StartBroker
-from tests.service.broker.test_run_arrays import plain, publish
+from tests.service.broker.test_partitions import sweep
+from tests.service.broker.test_run_arrays import RunResult, plain, publish
 from tests.service.broker.test_run_arrays import reason_of as reason_of_run
 from tests.support.faulty_engine import Fault
-from tests.support.gated_storage import gated_storage
+from tests.support.gated_storage import GatedLink, gated_storage
 from tests.support.local_broker import (
+    LocalBroker,
     in_time,
     payloads_of,
     reason_of,
@@ -29,6 +31,7 @@ from tidemark.api.broker.v1.message_pb2 import Ack, Nack
 from tidemark.api.storage.v1.storage_pb2 import GetQueueRequest
 from tidemark.bodies import body_of
 from tidemark.client.transport.codec import Action, Range, settlement_of
+from tidemark.client.transport.frames import PlainRun
 from tidemark.clock import ManualClock
 from tidemark.errors import PartitionFaulty, TidemarkError, Unavailable
 
@@ -199,50 +202,94 @@ async def repeated(session: Session, tag: int, action: Action, ranges: Sequence[
     return reason
 
 
+class TwoFrames(NamedTuple):
+    """Two runs of a queue in partition 0, which a broker behind gates sends in two frames."""
+
+    local: LocalBroker
+    session: Session
+    link: GatedLink
+    both: Sequence[PlainRun]
+    elsewhere: Sequence[PlainRun]
+    """Runs for the other partitions."""
+
+    async def publish_first(self) -> "asyncio.Task[list[RunResult]]":
+        """Publish both; only the first one passes, and no answer does."""
+        requests = self.link.requests
+        requests.close()
+        self.link.answers.close()
+        # A partition has its share of a frame, as others leave: the second one is in the next.
+        publishing = asyncio.create_task(publish(self.session, [*self.both, *self.elsewhere]))
+        await in_time(requests.until_held())
+        requests.let_go()
+        requests.close()
+        return publishing
+
+    async def first_offsets(self, publishing: "asyncio.Task[list[RunResult]]") -> list[int]:
+        """Let the second one pass, then the answers; repeat as a client does."""
+        await in_time(self.link.requests.until_held())
+        self.link.requests.let_go()
+        await publish(self.session, self.elsewhere)  # behind it on the same stream
+        self.link.answers.let_go()
+        results = await in_time(publishing)
+        while any(map(reason_of_run, results)):
+            results = await publish(self.session, self.both)
+        return [
+            each[1] if isinstance(each, tuple) else each.receipt.first_offset
+            for each in results[:2]
+        ]
+
+
+@asynccontextmanager
+async def two_frames(local: LocalBroker) -> AsyncIterator[TwoFrames]:
+    await local.stop_broker()
+    async with gated_storage(local.storage_address, local.partitions) as gates:
+        await local.start_broker(gates.address)
+        session = await local.session()
+        queue, *others = [local.names_in(each, 1)[0] for each in range(local.partitions)]
+        small, large = body_of([b"x"]), body_of([bytes(900_000)] * 2)
+        elsewhere = [plain(each, small, partition=at) for at, each in enumerate(others, 1)]
+        await publish(session, [plain(queue, small, partition=0), *elsewhere])
+        both = [plain(queue, large, count=2, sequence=each, partition=0) for each in (1, 2)]
+        yield TwoFrames(local, session, gates.links[0], both, elsewhere)
+        await local.stop_broker()
+
+
 async def test_runs_of_a_frame_keep_their_order_over_a_commit_that_failed(
     start: StartBroker,
 ) -> None:
     """S2: the second one is on its way when the partition opens again, and must not be stored
     before the first one, which is repeated."""
-    local = await start(partitions=4)
+    local = await start(partitions=6)
     (disk,) = await with_faulty_disks(local)
-    await local.stop_broker()
-    async with gated_storage(local.storage_address, local.partitions) as gates:
-        await local.start_broker(gates.address)
-        session, link = await local.session(), gates.links[0]
-        queue, *others = [local.names_in(each, 1)[0] for each in range(local.partitions)]
-        small, large = body_of([b"x"]), body_of([bytes(900_000)] * 3)
-        elsewhere = [plain(each, small, partition=at) for at, each in enumerate(others, 1)]
-        await publish(session, [plain(queue, small, partition=0), *elsewhere])
-        both = [plain(queue, large, count=3, sequence=each, partition=0) for each in (1, 2)]
-
-        link.requests.close()
-        link.answers.close()
+    async with two_frames(local) as frames:
         disk.only, disk.next_commit = 0, Fault.BEFORE_WRITING
-        # A partition has its share of a frame, as others leave: the second one is in the next.
-        publishing = asyncio.create_task(publish(session, [*both, *elsewhere]))
-        await in_time(link.requests.until_held())
-        link.requests.let_go()
-        link.requests.close()  # only the first one passes
+        publishing = await frames.publish_first()
 
         async def is_open_again() -> bool:
-            request = GetQueueRequest(partition=0, lmq_name=queue)
+            request = GetQueueRequest(partition=0, lmq_name=frames.both[0][0])
             with suppress(PartitionFaulty):
                 await local.storage.GetQueue(request)
                 return disk.next_commit is None
             return False
 
         await until(is_open_again)
-        await in_time(link.requests.until_held())
-        link.requests.let_go()
-        await publish(session, elsewhere)  # behind it on the same stream
-        link.answers.let_go()
-        results = await in_time(publishing)
-        while any(map(reason_of_run, results)):
-            results = await publish(session, both)
-        await local.stop_broker()
+        assert await frames.first_offsets(publishing) == [1, 3]
 
-    first, second, *_ = [
-        each[1] if isinstance(each, tuple) else each.receipt.first_offset for each in results
-    ]
-    assert (first, second) == (1, 4)
+
+async def test_runs_of_a_frame_keep_their_order_over_a_fault_that_passes(
+    start: StartBroker,
+) -> None:
+    """S2, L4: the first one is refused, which the client repeats; the partition serves when the
+    second one arrives, and the broker has heard of nothing."""
+    local = await start(partitions=6)
+    async with two_frames(local) as frames:
+        answers = frames.link.answers
+        answers.close()
+        before = answers.arrived
+        await sweep(local, 0, succeeded=False)
+        await in_time(answers.until_arrived(before + 1))  # the fault, which the broker must not see
+        publishing = await frames.publish_first()
+        await in_time(answers.until_arrived(before + 2))
+        await sweep(local, 0, succeeded=True)
+
+        assert await frames.first_offsets(publishing) == [1, 3]

@@ -302,6 +302,36 @@ async def test_a_partition_takes_no_publishes_before_its_first_sweep(start: Star
     assert reason_of(refused) == "LIFECYCLE_UNAVAILABLE"
 
 
+async def test_publishes_before_the_first_sweep_do_not_cost_the_broker_its_link(
+    start: StartBroker,
+) -> None:
+    """S2, L4: it does not pass on what the partition would refuse."""
+    local = await start(partitions=2, storage={"await_sweep": True})
+    await sweep(local, 0, succeeded=True)
+    session = await local.session()
+    (queue,) = local.names_in(1, 1)
+
+    async def reason() -> str:
+        return reason_of(await session.submit(run_of(queue, b"1")))
+
+    async def epochs() -> list[int]:
+        response = await local.topics.ListPartitions(topic_pb2.ListPartitionsRequest())
+        return [each.broker_epoch for each in response.partitions]
+
+    async def is_served() -> bool:
+        return await reason() == ""
+
+    async def is_starting() -> bool:  # the topic has arrived
+        return await reason() == "LIFECYCLE_UNAVAILABLE"
+
+    await until(is_starting)
+    before = await epochs()
+    assert await reason() == "LIFECYCLE_UNAVAILABLE"
+    await sweep(local, 1, succeeded=True)
+    await until(is_served)
+    assert await epochs() == before
+
+
 # --- delegated actions ----------------------------------------------------------------------------
 
 

@@ -44,6 +44,7 @@ async def test_a_partition_takes_no_publishes_before_its_first_sweep(
         await report(storage, succeeded=True)
 
         second = await exchange.healths.get()
+    async with storage.exchange() as exchange:
         await exchange.ask(append("jobs", b"x"))
     assert first.state == PARTITION_STATE_STARTING
     assert [fault.reason for fault in first.faults] == ["AWAITING_SWEEP"]
@@ -68,6 +69,7 @@ async def test_a_failed_sweep_makes_the_partition_faulty_until_one_succeeds(
         await clock.advance_ms(1000)
         still = await report(storage, succeeded=False, detail="cannot read yet")
         mended = await report(storage, succeeded=True)
+    async with storage.exchange() as exchange:
         await exchange.ask(append("jobs", b"x"))
 
     assert failed.state == told.state == PARTITION_STATE_FAULTY
@@ -77,6 +79,34 @@ async def test_a_failed_sweep_makes_the_partition_faulty_until_one_succeeds(
     assert "SWEEP_FAILED" in refused.metadata["reasons"]
     assert still.faults[1].since_time.ToMilliseconds() == since
     assert mended.state == PARTITION_STATE_SERVING
+
+
+async def test_a_broker_whose_run_was_refused_claims_again_before_it_publishes(
+    storage: RunningStorage, exchange: ExchangeClient
+) -> None:
+    """S2: what it has sent behind that run must not overtake its repeat."""
+    await report(storage, succeeded=False)
+    await exchange.ask_all(append("jobs", b"first"))
+    await report(storage, succeeded=True)
+
+    with pytest.raises(errors.Unavailable):
+        await exchange.ask(append("jobs", b"second"))
+
+    assert isinstance(await exchange.ended, errors.Unavailable)
+    async with storage.exchange() as again:
+        assert (await again.ask(append("jobs", b"first"))).first_offset == 0
+
+
+async def test_a_broker_of_which_no_run_was_refused_goes_on_after_a_fault(
+    storage: RunningStorage, exchange: ExchangeClient
+) -> None:
+    """S2, L4."""
+    await report(storage, succeeded=False)
+    await report(storage, succeeded=True)
+
+    await exchange.ask(append("jobs", b"x"))
+
+    assert not exchange.ended.done()
 
 
 async def test_settles_go_on_while_publishes_are_refused(
