@@ -141,6 +141,26 @@ async def test_a_full_queue_takes_what_fits_of_a_gathered_run(client: tidemark.C
     assert len(await stored(client, "small/a")) == 3
 
 
+async def test_calls_of_a_refused_run_are_not_stored_behind_a_later_run(
+    client: tidemark.Client,
+) -> None:
+    """S2: they would fit, one by one, but something newer of their lane is stored."""
+    await client.create_topic("small", queue_messages_max=3)
+    publisher = await client.publisher("small/a")
+
+    *refused, later = await in_time(
+        asyncio.gather(
+            *(publisher.publish(b"%d" % number) for number in range(4)),
+            publisher.publish(b"later", ttl_ms=60_000),
+            return_exceptions=True,
+        )
+    )
+
+    assert [type(each) for each in refused] == [QueueFull] * 4
+    assert isinstance(later, tidemark.PublishReceipt)
+    assert await stored(client, "small/a") == [b"later"]
+
+
 async def test_an_unknown_topic_is_told_when_the_publisher_is_made(client: tidemark.Client) -> None:
     with pytest.raises(TopicNotFound):
         await client.publisher("nowhere/a")

@@ -13,6 +13,7 @@ from typing import Final, Generic, NamedTuple, Protocol, TypeVar
 from tidemark import limits
 from tidemark.api.broker.v1.message_pb2 import Message, MessageBatch, PublishRun
 from tidemark.bodies import body_of
+from tidemark.errors import TidemarkError
 
 # Upper bound of the bytes of a message on the wire besides its payload and headers.
 MESSAGE_OVERHEAD_BYTES: Final = 16
@@ -114,7 +115,16 @@ class Run(Generic[D]):
 class Lane(Generic[D]):
     """One fairness key of one queue in one partition."""
 
-    __slots__ = ("fairness_key", "lmq_name", "partition", "runs", "unanswered", "waiting")
+    __slots__ = (
+        "fairness_key",
+        "last_stored",
+        "lmq_name",
+        "partition",
+        "refused",
+        "runs",
+        "unanswered",
+        "waiting",
+    )
 
     def __init__(self, lmq_name: str, partition: int, fairness_key: str) -> None:
         self.lmq_name = lmq_name
@@ -125,6 +135,10 @@ class Lane(Generic[D]):
         """Runs without a definite result, in order. Waiting calls never overtake them."""
         self.unanswered = 0
         """How many of the runs are on the wire now."""
+        self.refused: list[tuple[Run[D], TidemarkError]] = []
+        """Those of the runs that were refused as a whole, until the others have results."""
+        self.last_stored = 0
+        """The highest sequence that was stored while others of `runs` had no result."""
 
     @property
     def is_plain(self) -> bool:
@@ -166,10 +180,19 @@ class Lane(Generic[D]):
             del waiting[:taken]
         return self.runs
 
-    def split(self, run: Run[D]) -> None:
-        """A whole run was refused: each of its calls becomes a separate run."""
-        self.runs.remove(run)
-        self._put_back(run.calls)
+    def split_refused(self, fail: Callable[[list[Call[D]], TidemarkError], None]) -> None:
+        """Whole runs were refused: each of their calls becomes a separate run. They fail if a later
+        run is stored, or may be: it has overtaken them."""
+        refused, self.refused = self.refused, []
+        for run, error in reversed(refused):
+            if run not in self.runs:  # it was given up
+                continue
+            overtaken = self.last_stored > run.sequence or self.runs[-1] is not run
+            self.runs.remove(run)
+            if overtaken:
+                fail(run.calls, error)
+            else:
+                self._put_back(run.calls)
 
     def _put_back(self, calls: list[Call[D]]) -> None:
         """Each of these calls becomes a separate run."""

@@ -272,6 +272,8 @@ class PublishBuffer:
         part = self._partitions[lane.partition]
         if run in lane.runs:  # else it is repeated
             lane.runs.remove(run)
+            if lane.runs and not schedule_id:
+                lane.last_stored = max(lane.last_stored, run.sequence)
             part.sequences.answered(run.sequence)
             part.backoff.reset()
             if not forwarded and self._routes.forwards(lane.partition):
@@ -304,6 +306,8 @@ class PublishBuffer:
     def _answered_one(self, lane: Lane, part: _Partition) -> None:
         lane.unanswered -= 1
         if not lane.unanswered:
+            if lane.refused:
+                lane.split_refused(self._fail)
             if lane.waiting or lane.runs:
                 self.ready(lane)
             else:
@@ -327,7 +331,7 @@ class PublishBuffer:
             return
         part.sequences.answered(run.sequence)
         if len(run.calls) > 1:
-            lane.split(run)  # no call fails because of another one
+            lane.refused.append((run, error))  # no call fails because of another one
             return
         lane.runs.remove(run)
         self._fail(run.calls, error)

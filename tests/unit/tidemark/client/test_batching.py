@@ -2,10 +2,13 @@
 
 from typing import Any, cast
 
+import pytest
+
 from tidemark import limits
 from tidemark.api.broker.v1.message_pb2 import MessageBatch
 from tidemark.client.publish.batching import Call, Lane, Run, RunOptions, Sequences
 from tidemark.client.publish.messages import batch_of
+from tidemark.errors import QueueFull, TidemarkError
 
 ROOM = limits.RUN_BYTES_MAX
 
@@ -22,6 +25,10 @@ class Waiter:
 
 def no_refusal(call: Call[Waiter], error: Exception) -> None:
     raise AssertionError("every call can be encoded") from error
+
+
+def no_failure(calls: list[Call[Waiter]], error: TidemarkError) -> None:
+    raise AssertionError("no call fails because of another one") from error
 
 
 def lane_of(*calls: Call[Waiter]) -> Lane[Waiter]:
@@ -54,6 +61,54 @@ def test_neighbours_that_agree_become_one_run_and_others_end_it() -> None:
     assert [proto.batch.SerializeToString() for proto in protos] == [run.body for run in runs]
 
 
+def refused_lane() -> tuple[Lane[Waiter], list[Run[Waiter]]]:
+    """Three runs, of which the first and the second are refused as a whole."""
+    delays = (0, 0, 1, 1, 2, 2)
+    lane = lane_of(*(call(b"%d" % at, delay_ms=delay) for at, delay in enumerate(delays)))
+    runs = list(lane.build_runs(ROOM, 10, no_refusal))
+    for sequence, run in enumerate(runs, 1):
+        run.sequence = sequence
+    lane.refused += [(run, QueueFull("")) for run in runs[:2]]
+    return lane, runs
+
+
+def test_refused_runs_are_split_in_their_order_if_nothing_behind_them_is_stored() -> None:
+    """S2: the third one has failed for good."""
+    lane, (_, _, last) = refused_lane()
+    lane.runs.remove(last)
+
+    lane.split_refused(no_failure)
+
+    assert [each.payload for each in lane.waiting] == [b"0", b"1", b"2", b"3"]
+    assert not lane.runs
+    assert not lane.refused
+
+
+@pytest.mark.parametrize("stored", [True, False], ids=["is stored", "may be stored"])
+def test_refused_runs_fail_if_something_behind_them_is_stored_or_may_be(stored: bool) -> None:
+    """S2: they would come behind it."""
+    lane, (_, _, last) = refused_lane()
+    if stored:
+        lane.runs.remove(last)
+        lane.last_stored = last.sequence
+    failed: list[bytes] = []
+
+    lane.split_refused(lambda calls, _: failed.extend(each.payload for each in calls))
+
+    assert sorted(failed) == [b"0", b"1", b"2", b"3"]
+    assert not lane.waiting
+    assert lane.runs == ([] if stored else [last])
+
+
+def test_a_run_that_was_given_up_is_not_split() -> None:
+    lane, _ = refused_lane()
+    lane.runs.clear()
+
+    lane.split_refused(no_failure)
+
+    assert not lane.waiting
+
+
 def test_a_run_ends_at_its_limits_and_a_frame_at_its_room() -> None:
     lane = lane_of(*(call(b"") for _ in range(limits.RUN_MESSAGES_MAX + 1)))
     large = lane_of(*(call(bytes(1_000_000)) for _ in range(5)))
@@ -84,7 +139,8 @@ def test_a_refused_run_is_tried_again_call_by_call_before_what_came_later() -> N
     (run,) = lane.build_runs(ROOM, 10, no_refusal)
     lane.waiting.append(call(b"later"))
 
-    lane.split(run)
+    lane.refused.append((run, QueueFull("")))
+    lane.split_refused(no_failure)
 
     assert payloads(lane.build_runs(ROOM, 10, no_refusal)) == [[b"a"], [b"b"], [b"later"]]
 
