@@ -267,11 +267,13 @@ class PublishPath:
             del self._outdated[key]
 
     async def _repeat(self, partition: int, topic_name: str, attempts: Sequence[Attempt]) -> None:
+        key = partition, topic_name
         try:
             topic = await self._topics.renew(topic_name)
             await self._topics.bring(partition, topic)
         except TidemarkError as error:
-            for each in attempts:
+            meanwhile, self._outdated[key] = self._outdated[key], []
+            for each in (*attempts, *meanwhile):  # they must not overtake those before them
                 each.done(refused(each.run.request_id, error))
             return
         of_queues: dict[str, list[Attempt]] = {}
@@ -280,13 +282,19 @@ class PublishPath:
         await asyncio.gather(*(self._repeat_of(topic, queue) for queue in of_queues.values()))
 
     async def _repeat_of(self, topic: Topic, attempts: Sequence[Attempt]) -> None:
-        """Runs of one queue, one after the other."""
+        """Runs of one queue, one after the other, up to one that cannot be sent: those behind it
+        must not overtake its repeat."""
+        refusal: TidemarkError | None = None
         for each in attempts:
+            if refusal is not None:
+                each.done(refused(each.run.request_id, refusal))
+                continue
             try:
                 # The queue could not be loaded either, so the publisher and its lease are gone.
                 publisher = await self.open(each.run.lmq_name, each.cache)
                 self._append(each._replace(publisher=publisher), topic, again=False)
             except TidemarkError as error:
+                refusal = error
                 each.done(refused(each.run.request_id, error))
 
     def _choose(self, run: message_pb2.PublishRun, publisher: Publisher) -> int:

@@ -9,7 +9,7 @@ from broker_svc.publish.publish_path import Attempt, PublishPath
 from tidemark.api.broker.v1.message_pb2 import PublishResult, PublishRun
 from tidemark.api.storage.v1.exchange_pb2 import Operation
 from tidemark.clock import ManualClock, SystemClock
-from tidemark.errors import TidemarkError, TopicNotFound
+from tidemark.errors import TidemarkError, TopicNotFound, Unavailable
 from tidemark.rpc.statuses import from_status
 from tidemark.topics import Topic
 
@@ -45,7 +45,7 @@ class Node:
         self.topics = Topics()
         self.asked: list[Operation] = []
         self.results: list[PublishResult] = []
-        link = Mock(partition=0)
+        link = self.link = Mock(partition=0)
         link.ask.side_effect = lambda operation, _done: self.asked.append(operation)
         self.path = PublishPath({0: link}, self.topics, Mock(), Mock(), ManualClock())  # type: ignore[arg-type]
         self.publisher = Mock(partitions=(0,), unanswered=0)
@@ -85,6 +85,17 @@ async def test_runs_that_wait_for_the_newest_topic_keep_their_order(node: Node) 
     assert len(node.asked) == RUNS
     assert {each.append.topic_version for each in node.asked} == {2}
     assert (node.topics.renewed, node.topics.brought) == (2, 2)
+
+
+async def test_runs_behind_one_that_cannot_be_sent_again_are_not_sent_either(node: Node) -> None:
+    """S2: they would overtake it."""
+    node.link.check_serving.side_effect = [Unavailable("the link is broken"), None, None, None]
+    for number in range(1, RUNS):
+        node.refused_as_outdated(number, "orders/a" if number < RUNS - 1 else "orders/b")
+    await node.until(RUNS - 1)
+
+    assert [each.request_id for each in node.results] == [1, 2]
+    assert [each.append.lmq_name for each in node.asked] == ["orders/b"]
 
 
 async def test_all_runs_that_wait_get_the_reason_if_there_is_no_topic(node: Node) -> None:
