@@ -21,8 +21,9 @@ from storage_svc.partition.frames import Frame
 from storage_svc.partition.partition import Partition
 from storage_svc.turns import CommonTurns
 from tests.support.exchange_client import body
-from tidemark.clock import ManualClock
-from tidemark.errors import TidemarkError
+from tests.support.faulty_engine import Fault, FaultyEngines
+from tidemark.clock import ManualClock, SystemClock
+from tidemark.errors import CommitOutcomeUnknown, PartitionFaulty, TidemarkError
 from tidemark.topics import Topic, TopicSettings
 
 PARTITIONS = 8
@@ -64,9 +65,14 @@ class Request(Frame):
 
 
 @pytest.fixture
-async def node(tmp_path: Path) -> AsyncIterator[list[Partition]]:
+def disk(tmp_path: Path) -> FaultyEngines:
+    return FaultyEngines(RocksEngines(tmp_path))
+
+
+@pytest.fixture
+async def node(disk: FaultyEngines) -> AsyncIterator[list[Partition]]:
     """The partitions of one node, which all know the topic `t`."""
-    engines, clock = RocksEngines(tmp_path), ManualClock()
+    engines, clock = disk, ManualClock()
     shared: dict[str, Any] = {"turns": CommonTurns(), "figures": CommitFigures(clock)}
     identities = [Identity("turns", number, PARTITIONS) for number in range(PARTITIONS)]
     partitions = [Partition(engines, each, clock, **shared) for each in identities]
@@ -119,6 +125,39 @@ async def test_a_commit_that_waits_for_others_is_answered_after_it_continues(
 
     offsets = [each.first_offset for each in many.results if isinstance(each, Appended)]
     assert offsets == list(range(200))
+
+
+async def until_taken(disk: FaultyEngines) -> None:
+    """Return once a commit has got the fault."""
+    while disk.next_commit is not None:
+        await SystemClock().sleep_ms(0)
+
+
+@pytest.mark.parametrize("fault", Fault)
+async def test_a_commit_of_a_turn_that_fails_is_answered_alone_and_reloaded(
+    node: list[Partition], disk: FaultyEngines, fault: Fault
+) -> None:
+    """S2: its outcome is unknown, frames behind it are not applied, and the others of the turn are
+    on disk."""
+    disk.only, disk.next_commit = 0, fault
+    failed, behind, others = Requests(1), Requests(1), Requests(PARTITIONS - 1)
+
+    failed.submit(node[0], [Append("t", 1, body(b"x"))], None)
+    for each in node[1:]:
+        others.submit(each, [Append("t", 1, body(b"x"))], None)
+    await until_taken(disk)  # the turn is applied, and its sync under way
+    behind.submit(node[0], [Append("t", 1, body(b"y"))], None)
+    for requests in (failed, behind, others):
+        await asyncio.wait_for(requests.all_answered.wait(), 60)
+
+    assert [type(each) for each in failed.results] == [CommitOutcomeUnknown]
+    assert [type(each) for each in behind.results] == [PartitionFaulty]
+    assert all(isinstance(each, Appended) for each in others.results)
+    while not node[0].is_open:
+        await SystemClock().sleep_ms(0)
+    again = await node[0].call(Append("t", 1, body(b"z")))
+    assert again.first_offset == (fault is Fault.AFTER_WRITING)
+    assert [each.health.openings for each in node] == [2] + [1] * (PARTITIONS - 1)
 
 
 async def test_a_commit_of_a_further_partition_makes_few_calls(node: list[Partition]) -> None:

@@ -78,39 +78,55 @@ class FaultyEngine(WrappedEngine):
         self._broken = False
 
     async def commit(self, batch: Batch) -> None:
-        concerned = self._controls.only in (None, self.identity.partition)
-        if concerned and not self._controls.gate.is_set():
+        if self._is_concerned and not self._controls.gate.is_set():
             self._controls.waiting.set()
             await self._controls.gate.wait()
-        meant = concerned and self._controls.is_meant(batch)
-        fault = self._controls.next_commit if meant else None
-        if fault is not None:
-            self._controls.next_commit = None
+        fault = self._take_fault(batch)
         if fault is Fault.BEFORE_WRITING or self._broken:
-            self._fail()
+            raise self._failure()
         self._controls.writing += 1
         try:
             await self._engine.commit(batch)
         finally:
             self._controls.writing -= 1
         if fault is Fault.AFTER_WRITING:
-            self._fail()
+            raise self._failure()
         self._count(batch)
 
     def begin_commit(self, batch: Batch, ended: CommitEnded) -> bool:
-        if self._broken or self._controls.next_commit or not self._controls.gate.is_set():
+        """Fails as a sync does that all partitions of a turn share: in a later turn."""
+        if self.storage_epoch or (self._is_concerned and not self._controls.gate.is_set()):
             return False
-        self._controls.is_meant(batch)  # tests measure with it
+        fault = self._take_fault(batch)
+        if self._broken:
+            raise self._failure()
+        if fault is Fault.BEFORE_WRITING:
+            asyncio.get_running_loop().call_soon(ended, self._failure())
+            return True
 
         def end(error: Exception | None) -> None:
             self._controls.writing -= 1
-            if error is None:
+            if error is None and fault is Fault.AFTER_WRITING:
+                error = self._failure()
+            elif error is None:
                 self._count(batch)
             ended(error)
 
         began = self._engine.begin_commit(batch, end)
-        self._controls.writing += began
-        return began
+        assert began, "the embedded engine always can"
+        self._controls.writing += 1
+        return True
+
+    @property
+    def _is_concerned(self) -> bool:
+        return self._controls.only in (None, self.identity.partition)
+
+    def _take_fault(self, batch: Batch) -> Fault | None:
+        """How this commit fails."""
+        if not (self._is_concerned and self._controls.is_meant(batch)):
+            return None
+        fault, self._controls.next_commit = self._controls.next_commit, None
+        return fault
 
     def _count(self, batch: Batch) -> None:
         self._controls.commits += 1
@@ -126,6 +142,6 @@ class FaultyEngine(WrappedEngine):
             raise self._controls.next_looks.pop(0)
         return await self._engine.free_bytes()
 
-    def _fail(self) -> None:
+    def _failure(self) -> CommitOutcomeUnknown:
         self._broken = True
-        raise CommitOutcomeUnknown("the disk failed, as the test asked")
+        return CommitOutcomeUnknown("the disk failed, as the test asked")
