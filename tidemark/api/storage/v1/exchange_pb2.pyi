@@ -122,7 +122,10 @@ class Bind(_message.Message):
     partition: _builtins.int
     """The partition."""
     broker_epoch: _builtins.int
-    """The epoch from ClaimPartition. If storage has a higher one, the part ends with FENCED."""
+    """The epoch from ClaimPartition. If storage has a higher one, the part ends with FENCED. If a run was
+    refused under it because the partition did not serve, the part ends with UNAVAILABLE once the
+    partition serves: what the broker has sent behind that run must not overtake its repeat.
+    """
     def __init__(
         self,
         *,
