@@ -7,7 +7,7 @@ each by itself in order, because its tests may share a cluster; tests of a Spark
 import os
 import random
 import signal
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 
 import pytest
@@ -15,6 +15,8 @@ from hypothesis import HealthCheck, settings
 from opentelemetry.trace import ProxyTracer, Tracer
 from xdist.remote import Producer
 from xdist.scheduler import LoadScopeScheduling
+
+from tests.support.repository import without_collection
 
 # Before any test imports gRPC, which else writes a line whenever a server stops.
 os.environ.setdefault("GRPC_VERBOSITY", "ERROR")  # noqa: TID251 - handed on, not read
@@ -112,6 +114,13 @@ def let_tracers_follow_the_provider() -> None:
 def pytest_report_header(config: pytest.Config) -> list[str]:
     seed = config.option.random_order_seed
     return [] if seed is None else [f"random order: --random-order-seed {seed}"]
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """pytest parses the sources of a test that has failed."""
+    with without_collection():
+        return (yield)
 
 
 def pytest_terminal_summary(

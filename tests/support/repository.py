@@ -3,6 +3,8 @@
 import ast
 import gc
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
@@ -16,14 +18,19 @@ def documented_metrics() -> list[str]:
 
 
 def parsed(path: Path) -> ast.Module:
-    """The syntax tree of a file.
-
-    Without a garbage collection meanwhile, which may log the traceback of a task that another test
-    has left. Python 3.11 parses source lines to do so, and the outer parser fails with SystemError.
-    """
+    """The syntax tree of a file."""
     source = path.read_text(encoding="utf-8")
+    with without_collection():
+        return ast.parse(source)
+
+
+@contextmanager
+def without_collection() -> Iterator[None]:
+    """For what parses sources: a garbage collection meanwhile may log the traceback of a task that
+    another test has left. Python 3.11 parses source lines to do so, and the outer parser fails with
+    SystemError."""
     gc.disable()
     try:
-        return ast.parse(source)
+        yield
     finally:
         gc.enable()
