@@ -514,8 +514,8 @@ class Partition:
             await self._clock.wait_for(self._stopping.wait(), wait_ms)
 
     async def _store_loss(self, state: PartitionState, loss: Loss) -> bool:
-        """Returns False if it is to be tried again: until then this process and its witnesses know
-        of the loss, and nobody after a restart of all of them."""
+        """Returns False if it is to be tried again: until then only this process and its witnesses
+        know of the loss, and a restart of all of them forgets it."""
         try:
             await self._losses.store(state.engine, loss)
         except EngineFenced as error:  # the other node serves what is left, or knows as well
