@@ -32,7 +32,7 @@ from tidemark.local.restarts import GaveUp, ServiceKeeper
 from tidemark.local.service_process import ServiceFailed
 from tidemark.local.setup import SetupFailed, run_setup
 from tidemark.local.valkey import LocalValkey, NoValkey, running_valkey
-from tidemark.settings import ClientSettings, RetentionSettings
+from tidemark.settings import ClientSettings, RetentionSettings, StorageSettings
 from tidemark.settings.variables import SettingsError
 
 CLEAN: Final = 0
@@ -79,6 +79,7 @@ def run(options: Options) -> int:
     try:
         settings = RetentionSettings.from_environment()
         no_retention = _why_no_retention(options, settings)
+        _check_durability(options)
         ports = {
             name: port
             for name, port in options.ports.items()
@@ -107,6 +108,17 @@ def run(options: Options) -> int:
     except (Refusal, SettingsError, NoValkey) as refusal:
         _print_error(str(refusal))
         return REFUSED
+
+
+def _check_durability(options: Options) -> None:
+    """Refuse to expect a replica of the Valkey that is started: all partitions would be FAULTY."""
+    if options.engine != "redis" or options.redis_url:
+        return
+    if StorageSettings.from_environment().redis_durability == "replicated":
+        raise Refusal(
+            "TIDEMARK_REDIS_DURABILITY=replicated needs --redis-url: the Valkey that is started "
+            "otherwise has no replica"
+        )
 
 
 def _check_engine(options: Options) -> None:

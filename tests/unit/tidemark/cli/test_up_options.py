@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import pytest
 from typer.testing import CliRunner
 
 from tidemark.cli.main import app
@@ -40,4 +41,18 @@ def test_servers_are_refused_without_the_engine_that_uses_them(tmp_path: Path) -
     assert ended.exit_code == 2
     assert "--redis-url needs --engine redis" in ended.output
     assert "secret" not in ended.output
+    assert not (tmp_path / "data").exists()
+
+
+def test_replicas_are_not_expected_of_the_valkey_that_is_started(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """S9: its partitions would stay FAULTY."""
+    monkeypatch.setenv("TIDEMARK_REDIS_DURABILITY", "replicated")
+    arguments = ["up", "--data-dir", str(tmp_path / "data"), "--engine", "redis"]
+
+    ended = CliRunner().invoke(app, arguments)
+
+    assert ended.exit_code == 2
+    assert "TIDEMARK_REDIS_DURABILITY=replicated needs --redis-url" in ended.output
     assert not (tmp_path / "data").exists()
