@@ -168,6 +168,9 @@ class StorageNodeLink:
             except ValueError as error:  # nothing of the stream is to be relied on
                 detail = f"storage has sent columns that cannot be read: {error}"
                 raise Unavailable(detail) from None
+        # First the columns: of one partition, they come before what has the long form.
+        if in_columns:
+            last = self._take_columns(in_columns)
         if len(frame.ListFields()) > has_columns:  # else it has nothing but columns, as most
             for response in frame.parts:
                 link, broker_epoch = bound.get(response.partition, (None, 0))
@@ -175,8 +178,6 @@ class StorageNodeLink:
                     self._take(link, response)
                     last = link
                 # else of an earlier bind, whose link has dropped its callers
-        if in_columns:
-            last = self._take_columns(in_columns) or last
         if last is None:  # nothing was handed out
             return
         try:

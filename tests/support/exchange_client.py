@@ -170,7 +170,7 @@ class ExchangeStream:
                 self.frames += 1
                 self.frame_bytes_max = max(self.frame_bytes_max, frame.ByteSize())
                 self.in_columns.update(frame.columns.partitions[::5])
-                for response in [*frame.parts, *_single_responses(frame.columns)]:
+                for response in [*_single_responses(frame.columns), *frame.parts]:
                     part = self._parts.get((response.partition, response.broker_epoch))
                     if part is not None:
                         part.take(response)

@@ -16,9 +16,10 @@ from tidemark.api.storage.v1.exchange_pb2 import (
     PartitionResponse,
     ResultColumns,
 )
-from tidemark.errors import TidemarkError, Unavailable
+from tidemark.errors import Fenced, TidemarkError, Unavailable
 from tidemark.limits import UNANSWERED_OPERATIONS_MAX
 from tidemark.number_rows import rows_of
+from tidemark.rpc.statuses import to_status
 
 __all__ = ["node"]
 
@@ -140,6 +141,44 @@ async def test_results_in_columns_reach_what_has_asked(node: Node) -> None:
     assert acks.answers == [[1, 0]]
     assert [node.links[each].waiting for each in (0, 1, 2)] == [0, 0, 1]
     assert node.links[2].witnessed_commit == 0
+
+
+async def test_what_a_partition_has_in_columns_is_taken_before_the_rest(node: Node) -> None:
+    """S2, S8: also the end of its part, which would drop its callers."""
+    node.connect()
+    runs = Runs("t/a")
+    node.links[0].ask_plain(runs)
+    node.frame()
+
+    frame = ExchangeResponse()
+    frame.columns.partitions.extend([0, EPOCH, 5, 1, 0])
+    frame.columns.results.extend([1, 1, 0])
+    frame.columns.runs.extend([11, 21])
+    part = frame.parts.add(partition=0, broker_epoch=EPOCH)
+    part.end.CopyFrom(to_status(Fenced("another broker holds it")))
+    node.link._take_frame(frame)
+
+    assert runs.answers == [(11, 21)]
+    assert node.links[0].waiting == 0
+
+
+async def test_a_partition_may_have_several_entries_in_columns(node: Node) -> None:
+    """S2: each is of another commit."""
+    node.connect()
+    runs = [Runs("t/a"), Runs("t/b")]
+    for each in runs:
+        node.links[0].ask_plain(each)
+    node.frame()
+
+    columns = ResultColumns(
+        partitions=[*(0, EPOCH, 4, 1, 0), *(0, EPOCH, 5, 1, 0)],
+        results=[*(1, 1, 0), *(2, 1, 0)],
+        runs=[*(11, 21), *(12, 22)],
+    )
+    take(node, columns)
+
+    assert [each.answers for each in runs] == [[(11, 21)], [(12, 22)]]
+    assert node.links[0].witnessed_commit == 5
 
 
 WIDTHS = {"partitions": 5, "results": 3, "runs": 2, "messages": 1}

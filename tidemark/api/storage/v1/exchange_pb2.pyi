@@ -220,7 +220,7 @@ class ExchangeResponse(_message.Message):
 
     @_builtins.property
     def columns(self) -> Global___ResultColumns:
-        """Results of partitions that have no entry in `parts`, in columns."""
+        """Plain results, in columns. Those of a partition come before what it has in `parts`."""
 
     def __init__(
         self,
@@ -377,9 +377,8 @@ Global___OperationColumns: _TypeAlias = OperationColumns  # noqa: Y015
 
 @_typing.final
 class ResultColumns(_message.Message):
-    """Results and hand-outs of many partitions: the short form of PartitionResponse for partitions that
-    have nothing else in a frame, where no run and no ack was refused and no run is a repeat. The hand-outs
-    of a partition follow its results.
+    """Results and hand-outs of many partitions: the short form of PartitionResponse.results where no run and
+    no ack was refused and no run is a repeat. The hand-outs of a partition follow its results.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -391,9 +390,9 @@ class ResultColumns(_message.Message):
     HAND_OUTS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def partitions(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """Five numbers for each partition: the partition, its broker epoch, a commit as in
-        PartitionResponse.commit, how many of the next results, and how many of the next hand-outs are its
-        own.
+        """Five numbers for each partition, or for each commit of a partition: the partition, its broker epoch,
+        a commit as in PartitionResponse.commit, how many of the next results, and how many of the next
+        hand-outs are its own.
         """
 
     @_builtins.property
