@@ -5,13 +5,19 @@ another operation. A standing reserve ends once it leaves anything ready or has 
 and the broker gets one last result of it.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from operator import itemgetter
 from typing import Final, NamedTuple
 
 from storage_svc.loading.handles import Handle
 from storage_svc.operations.fields import group_name, queue_name
 from storage_svc.operations.operation import ExchangeDecoders
-from storage_svc.operations.reserve import HANDED_OUT_BYTES_MAX, Reserved, hand_out
+from storage_svc.operations.reserve import (
+    ANSWER_BYTES_MAX,
+    HANDED_OUT_BYTES_MAX,
+    Reserved,
+    hand_out,
+)
 from storage_svc.partition.commit import CommitContext
 from storage_svc.queue.group import Group
 from storage_svc.queue.standing import Standing
@@ -24,6 +30,8 @@ HAND_OUTS_PER_RESULT_MAX: Final = 256
 
 HandOut = tuple[int, int, int, bytes, int, int, bytes, int, int, int]
 """A plain hand-out: the columns of `HandOuts` in their order, from the standing id on."""
+
+body_of_hand_out: Callable[[HandOut], bytes] = itemgetter(6)
 
 
 class HandedOut(NamedTuple):
@@ -127,9 +135,27 @@ async def hand_out_standing(commit: CommitContext) -> list[Reserved | HandedOut]
         Reserved((), more=ask_again, standing_id=standing_id)
         for standing_id, ask_again in commit.ended_standing
     )
-    for start in range(0, len(plain), HAND_OUTS_PER_RESULT_MAX):
-        results.append(HandedOut(plain[start : start + HAND_OUTS_PER_RESULT_MAX]))
+    if len(plain) > HAND_OUTS_PER_RESULT_MAX or commit.handed_out_bytes > ANSWER_BYTES_MAX:
+        results += _in_parts(plain)
+    elif plain:
+        results.append(HandedOut(plain))
     return results
+
+
+def _in_parts(hand_outs: Sequence[HandOut]) -> Iterator[HandedOut]:
+    """Many or large hand-outs, in results of which each fits a frame."""
+    part: list[HandOut] = []
+    part_bytes = 0
+    for each in hand_outs:
+        body_bytes = len(body_of_hand_out(each))
+        if part and (
+            len(part) == HAND_OUTS_PER_RESULT_MAX or part_bytes + body_bytes > ANSWER_BYTES_MAX
+        ):
+            yield HandedOut(part)
+            part, part_bytes = [], 0
+        part.append(each)
+        part_bytes += body_bytes
+    yield HandedOut(part)
 
 
 def _hand_out_plain(

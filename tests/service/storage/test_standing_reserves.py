@@ -36,6 +36,7 @@ from tidemark.api.storage.v1.exchange_pb2 import (
     Unmaterialize,
 )
 from tidemark.clock import ManualClock
+from tidemark.limits import FRAME_BYTES_MAX, RUN_BYTES_MAX
 
 VISIBILITY_MS = 20_000  # below a minute, at which storage records its own figures
 
@@ -329,3 +330,22 @@ async def test_nothing_is_reserved_for_a_broker_that_is_not_connected(
     await storage.delegate(due.action)
 
     assert (await storage.queue("jobs")).queue.inflight == 0
+
+
+async def test_large_hand_outs_of_one_commit_come_in_frames_that_fit(
+    exchange: ExchangeClient,
+) -> None:
+    """S3: one commit hands a run out to many groups."""
+    groups = [f"g{number}" for number in range(6)]
+    await exchange.ask(append("jobs", b"first"))
+    for standing_id, group in enumerate(groups, 1):
+        fields = {"standing_id": standing_id, "standing_bytes": RUN_BYTES_MAX}
+        assert (await exchange.ask(standing("jobs", group=group, **fields))).standing_messages
+
+    large = bytes(RUN_BYTES_MAX - 1024)
+    await exchange.ask(append("jobs", large))
+    handed_out = [await exchange.handed_out.get() for _ in groups]
+
+    assert {each.standing_id for each in handed_out} == set(range(1, len(groups) + 1))
+    assert all(payloads_of(each) == [[large]] for each in handed_out)
+    assert exchange.stream.frame_bytes_max < FRAME_BYTES_MAX
