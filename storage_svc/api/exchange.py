@@ -21,15 +21,14 @@ from tidemark.field_checks import check_range
 from tidemark.turns import NEXT_TURN
 
 RESPONSE_BYTES_MAX: Final = 8 * 1024 * 1024
-"""Results beyond this go into a frame of their own, so that every frame fits gRPC's limit."""
+"""Results beyond this go into a frame of their own, so that every frame fits gRPC's limit. While a
+broker leaves more unread, no more frames are taken from it."""
 
 PARTITION_MAX: Final = 2**32 - 1
 """The highest number that a response can name."""
 
-UNSENT_RESULTS_MAX: Final = 20_000
 UNSENT_ENDS_MAX: Final = 1024
-"""Results and ends of parts that a broker may leave unread before no more frames are taken from it.
-"""
+"""Ends of parts that a broker may leave unread, likewise."""
 
 OnLost: TypeAlias = Callable[[str, int], None]
 """Gets the id and the incarnation of a broker."""
@@ -49,20 +48,19 @@ class Exchange:
         self._on_lost = on_lost
         self._parts: dict[int, ExchangePart] = {}
         self._changed: dict[ExchangePart, None] = {}
-        """Parts with something to send, in the order in which they take their share of a frame."""
+        """Parts with something to send in the long form, in the order in which they take their
+        share of a frame."""
         self._ends: dict[tuple[int, int], TidemarkError] = {}
         """Partitions and epochs that the stream does not carry, and why."""
-        self._load = ExchangeLoad()
-        self._crowded: set[ExchangePart] = set()
-        """Parts whose broker has sent more than it may."""
+        self._wakeup = asyncio.Event()
+        """Set while there is something to send, or the stream is to end."""
+        self._load = ExchangeLoad(ResultColumns(self._wakeup.set))
         self._room = asyncio.Event()
         """Set while another frame may be taken."""
-        self._answered_all = asyncio.Event()
-        """Not set while the end of all that is under way is waited for."""
-        self._answered_all.set()
+        self._frame_made = asyncio.Event()
+        """Cleared to wait for the next frame."""
         self._ended = False
         self._failure: Exception | None = None
-        self._wakeup = asyncio.Event()
         self._make_room()
 
     async def frames(
@@ -80,8 +78,8 @@ class Exchange:
                 self._wakeup.clear()
                 if frame := self._next_frame():
                     yield frame
-                if self._changed or self._ends:  # results are sent before the stream ends
-                    self._wakeup.set()
+                if self._changed or self._ends or self._load.columns:
+                    self._wakeup.set()  # results are sent before the stream ends
                     continue
                 if self._failure is not None:
                     raise self._failure
@@ -124,10 +122,7 @@ class Exchange:
         async for request in requests:
             # First all are decoded, then all are submitted: see `CommonTurns`.
             for asked in self._decode(request):
-                part = asked.part
-                part.submit(asked)
-                if part.is_crowded:
-                    self._crowded.add(part)
+                asked.part.submit(asked)
             self._make_room()
             # One turn applies them, the next one begins their sync. Only then another frame is
             # asked for.
@@ -142,9 +137,7 @@ class Exchange:
     def _bind(self, bind: exchange_pb2.Bind) -> None:
         try:
             partition = self._partitions.get(bind.partition)
-            part = ExchangePart(
-                partition, bind.broker_epoch, self._load, self._has_news, self._answered
-            )
+            part = ExchangePart(partition, bind.broker_epoch, self._load, self._has_news)
         except TidemarkError as error:
             self._refuse(bind.partition, bind.broker_epoch, error)
             return
@@ -187,18 +180,11 @@ class Exchange:
             return None
         return part
 
-    def _answered(self, part: ExchangePart) -> None:
-        if not self._load.under_way and not self._answered_all.is_set():
-            self._answered_all.set()
-        if part in self._crowded and not part.is_crowded:
-            self._crowded.discard(part)
-            self._make_room()
-
     async def _until_answered(self) -> None:
         """Return once all operations that were taken are answered."""
-        while self._load.under_way:
-            self._answered_all.clear()
-            await self._answered_all.wait()
+        while any(part.unanswered for part in self._parts.values()):
+            self._frame_made.clear()
+            await self._frame_made.wait()
 
     def _find(self, partition: int, broker_epoch: int) -> ExchangePart | None:
         part = self._parts.get(partition)
@@ -217,10 +203,11 @@ class Exchange:
     def _make_room(self) -> None:
         """Take frames while no part has too much under way and the broker reads its results."""
         load, room = self._load, self._room
+        if load.crowded:
+            load.crowded = {part for part in load.crowded if part.is_crowded}
         if (
-            self._crowded
-            or load.result_bytes > RESPONSE_BYTES_MAX
-            or load.results > UNSENT_RESULTS_MAX
+            load.crowded
+            or load.columns.bytes_approx + load.result_bytes > RESPONSE_BYTES_MAX
             or len(self._ends) > UNSENT_ENDS_MAX
         ):
             room.clear()
@@ -235,36 +222,46 @@ class Exchange:
         self._changed[part] = None
 
     def _next_frame(self) -> exchange_pb2.ExchangeResponse | None:
-        """The output of all parts, each its share; parts with more come first next time."""
+        """The columns, and the long form of all parts, each its share; parts with more come first
+        next time."""
         frame = exchange_pb2.ExchangeResponse()
+        columns = self._load.columns
+        if columns:
+            columns.write_to(frame.columns)
+            self._load.columns = ResultColumns(self._wakeup.set)
         ends, self._ends = self._ends, {}
         for (partition, broker_epoch), error in ends.items():
             write_end(frame.parts.add(partition=partition, broker_epoch=broker_epoch), error)
+        if self._changed:
+            self._write_parts(frame, columns)
+        self._make_room()
+        if not self._frame_made.is_set():
+            self._frame_made.set()
+        return frame if columns or frame.parts else None
+
+    def _write_parts(self, frame: exchange_pb2.ExchangeResponse, columns: ResultColumns) -> None:
+        """Add what waits for the long form. The broker takes it after the columns of the frame."""
         changed, self._changed = self._changed, {}
-        share_bytes = RESPONSE_BYTES_MAX // max(1, len(changed))
-        frame_bytes = 0
-        columns = ResultColumns()
+        in_columns = columns.partitions
+        bytes_left = RESPONSE_BYTES_MAX - columns.bytes_approx
+        share_bytes = bytes_left // len(changed)
+        # The first of them takes any one result, whatever its size: it would wait without end.
+        room_bytes = sys.maxsize
         for part in changed:
-            # A frame without results takes any one of them, whatever its size.
-            room_bytes = RESPONSE_BYTES_MAX - frame_bytes if frame_bytes else sys.maxsize
-            moved_bytes = part.move_to(
-                columns, share_bytes if share_bytes < room_bytes else room_bytes
-            )
-            if moved_bytes:
-                frame_bytes += moved_bytes
-                continue
             failure = part.failure()
-            if failure is None and not part.has_news:
-                continue
-            response = frame.parts.add(partition=part.number, broker_epoch=part.broker_epoch)
-            frame_bytes += part.write_to(response, share_bytes, room_bytes)
-            if part.has_news:
+            response = None
+            if failure is not None or part.has_news:
+                response = frame.parts.add(partition=part.number, broker_epoch=part.broker_epoch)
+                written_bytes = part.write_to(
+                    response, share_bytes, room_bytes, in_columns=part.number in in_columns
+                )
+                bytes_left -= written_bytes
+                if written_bytes:
+                    room_bytes = bytes_left
+            if part.waits_on():
                 self._changed[part] = None
             elif failure is not None:
+                assert response is not None, "a failure is written"
                 write_end(response, failure)
                 del self._parts[part.number]
                 part.close()
-        self._make_room()
-        if columns:
-            columns.write_to(frame.columns)
-        return frame if columns or frame.parts else None

@@ -1,16 +1,22 @@
 """The part of one partition in an exchange: what is asked of it, and what it has to send.
 
-Submits operations under the broker epoch of its bind, keeps their results until a frame takes them,
-and adds the events of the partition. A part that is fenced ends alone.
+Submits operations under the broker epoch of its bind, and puts their results into the columns of
+the next frame. What has only the long form waits in the part until a frame takes it, and so do
+results that follow it. A part that is fenced ends alone.
 """
 
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from itertools import islice
 from typing import Final
 
 from storage_svc.api import codec
-from storage_svc.api.result_columns import ResultColumns
+from storage_svc.api.result_columns import (
+    RESULT_BYTES,
+    RUN_BYTES,
+    ResultColumns,
+    hand_outs_bytes,
+)
 from storage_svc.operations.acks import Acked
 from storage_svc.operations.operation import ExchangeResult, Operation
 from storage_svc.operations.publish import AppendedRuns, AppendRuns
@@ -28,29 +34,25 @@ from tidemark.rpc.statuses import to_status
 
 SLICE_BYTES: Final = 512
 ERROR_BYTES: Final = 2048
-RESULT_BYTES: Final = 512
 READY_BYTES: Final = 640
 EXPIRED_BYTES: Final = 16
-RUN_BYTES: Final = 32
-HAND_OUT_BYTES: Final = 128
-"""Generous sizes of a slice without its body, of an error, of any other result, of events, and of a
-run and a hand-out in columns."""
+"""Generous sizes of a slice without its body, of an error, and of events."""
 
-_Answered = tuple[int, ExchangeResult | TidemarkError]
-"""A request id and its result."""
+_Result = ExchangeResult | TidemarkError
 
 
 class ExchangeLoad:
     """What the parts of one exchange have to do and to send, all together."""
 
-    __slots__ = ("result_bytes", "results", "under_way")
+    __slots__ = ("columns", "crowded", "result_bytes")
 
-    def __init__(self) -> None:
-        self.under_way = 0
-        """Requests that have no results yet."""
-        self.results = 0
+    def __init__(self, columns: ResultColumns) -> None:
+        self.columns = columns
+        """Those of the next frame."""
         self.result_bytes = 0
-        """Results for the next frames."""
+        """Of results that wait in their parts for the long form."""
+        self.crowded: set[ExchangePart] = set()
+        """Parts whose broker has sent more than it may leave unanswered, or has until now."""
 
 
 class ExchangePart:
@@ -62,41 +64,38 @@ class ExchangePart:
         broker_epoch: int,
         load: ExchangeLoad,
         changed: "Callable[[ExchangePart], None]",
-        answered: "Callable[[ExchangePart], None]",
     ) -> None:
-        """Raises why the partition cannot be bound. `changed` is called with news to send, and
-        `answered` when a request has its results and reading may go on."""
+        """Raises why the partition cannot be bound. `changed` is called with the first news that
+        have to be sent in the long form."""
         partition.check_epoch(broker_epoch)
         self.number = partition.number
         self.broker_epoch = broker_epoch
-        self.is_crowded = False
-        """Whether the broker has sent more than it may leave unanswered."""
+        self.unanswered = 0
+        self.unanswered_bytes = 0
+        """How many operations the broker waits for, and their size, as `Asked` counts them."""
         self._partition = partition
         self._openings = 0
         """Those that the broker was first told of; 0 before that."""
-        self._report_change, self._report_answer = changed, answered
-        self._has_reported = False
-        """Whether the exchange knows that there is something to send."""
+        self._report_change = changed
+        self._is_waiting = False
+        """Whether something waits for the long form, which the exchange knows. What follows waits
+        behind it, so that everything is sent in order."""
         self._events = partition.connect(broker_epoch, self._changed, self._handed_out)
         self._load = load
-        self._unsent: deque[tuple[int, ExchangeResult | TidemarkError, int]] = deque()
+        self._unsent: deque[tuple[int, _Result, int]] = deque()
         """Request ids, results, and about how many bytes each takes in a frame."""
         self._unsent_bytes = 0
-        self._is_plain = True
-        """Whether all that is unsent fits in columns."""
         self._commit = partition.last_commit
         """One that contains all that is kept, or follows it. Not the present one of the partition:
         that may have been opened again without commits that are lost."""
-        self._unanswered = 0
-        self._unanswered_bytes = 0
         self._closed = False
         self._changed()  # the health and the next deadline answer the bind
 
     def close(self) -> None:
-        """The exchange carries the partition no longer: results that are not sent are dropped."""
-        self._closed = True
+        """The exchange carries the partition no longer: results that wait are dropped. The broker
+        drops those that are in columns already, as it does with any frame that is on its way."""
+        self._closed = self._is_waiting = True
         self._partition.disconnect(self._events)
-        self._load.results -= len(self._unsent)
         self._load.result_bytes -= self._unsent_bytes
         self._unsent.clear()
         self._unsent_bytes = 0
@@ -141,8 +140,7 @@ class ExchangePart:
 
     def decode(self, request: exchange_pb2.PartitionOperations) -> "Asked":
         """The valid operations of a request, and why the others are refused."""
-        asked = Asked(self)
-        asked.size, asked.unanswered = request.ByteSize(), len(request.operations)
+        asked = Asked(self, [], [], len(request.operations), 0, request.ByteSize())
         callers: list[str] = []
         for each in request.operations:
             try:
@@ -163,15 +161,11 @@ class ExchangePart:
 
     def submit(self, asked: "Asked") -> None:
         """Submit what was decoded."""
-        self._load.under_way += 1
-        self._unanswered += asked.unanswered
-        self._unanswered_bytes += asked.size
-        if (
-            self._unanswered > UNANSWERED_OPERATIONS_MAX
-            or self._unanswered_bytes > UNANSWERED_BYTES_MAX
-        ):
-            self.is_crowded = True
-        if self._openings in (0, self._partition.health.openings):
+        self.unanswered += asked.unanswered
+        self.unanswered_bytes += asked.size
+        if self.is_crowded:
+            self._load.crowded.add(self)
+        if self._openings == self._partition.health.openings or not self._openings:
             self._partition.submit_frame(asked)
             return
         # A commit has failed, which the broker did not know when it sent these: they must not
@@ -179,82 +173,76 @@ class ExchangePart:
         number = str(self.number)
         asked.fail(Unavailable(f"partition {number} was opened again", partition=number))
 
-    def answered(self, asked: "Asked") -> None:
-        """All operations of a request have their results."""
-        load = self._load
-        self._unanswered -= asked.unanswered
-        self._unanswered_bytes -= asked.size
-        load.under_way -= 1
-        if self.is_crowded:
-            self.is_crowded = (
-                self._unanswered > UNANSWERED_OPERATIONS_MAX
-                or self._unanswered_bytes > UNANSWERED_BYTES_MAX
-            )
-            self._report_answer(self)
-        elif not load.under_way:
-            self._report_answer(self)
+    @property
+    def is_crowded(self) -> bool:
+        """Whether the broker has sent more than it may leave unanswered."""
+        return (
+            self.unanswered > UNANSWERED_OPERATIONS_MAX
+            or self.unanswered_bytes > UNANSWERED_BYTES_MAX
+        ) and not self._closed
 
-    def take_results(self, results: Iterable[_Answered]) -> None:
-        """Keep results for the next frame."""
-        if self._closed:
+    def take_results(self, request_ids: Sequence[int], results: Sequence[_Result]) -> None:
+        """Put results into the next frame, or keep those that cannot be in columns."""
+        if self._is_waiting:
+            self._keep(request_ids, results)
             return
-        kept = result_bytes = 0
-        self._commit = self._partition.last_commit
-        for request_id, result in results:
-            size = _plain_bytes_of(result)
-            if not size:
-                self._is_plain = False
-                size = _bytes_of(result)
-            self._unsent.append((request_id, result, size))
-            kept += 1
-            result_bytes += size
-        self._unsent_bytes += result_bytes
-        self._load.results += kept
-        self._load.result_bytes += result_bytes
-        if not self._has_reported:
-            self._has_reported = True
-            self._report_change(self)
+        added = self._load.columns.add(
+            self.number, self.broker_epoch, self._partition.last_commit, request_ids, results
+        )
+        if added < len(results):
+            self._keep(request_ids[added:], results[added:])
 
     def _handed_out(self, results: Sequence[Reserved | HandedOut]) -> None:
         """Results of standing reserves: in order with those of operations."""
-        self.take_results([(0, each) for each in results])
+        for result in results:
+            if (
+                self._is_waiting
+                or not isinstance(result, HandedOut)
+                or not self._load.columns.add_hand_outs(
+                    self.number, self.broker_epoch, self._partition.last_commit, result
+                )
+            ):
+                self._keep((0,), (result,))
+
+    def _keep(self, request_ids: Sequence[int], results: Sequence[_Result]) -> None:
+        """Results that wait for the long form."""
+        if self._closed:
+            return
+        self._commit = self._partition.last_commit
+        kept_bytes = 0
+        for request_id, result in zip(request_ids, results, strict=True):
+            size = _bytes_of(result)
+            self._unsent.append((request_id, result, size))
+            kept_bytes += size
+        self._unsent_bytes += kept_bytes
+        self._load.result_bytes += kept_bytes
+        self._changed()
 
     def _changed(self) -> None:
-        self._has_reported = True
-        self._report_change(self)
+        if not self._is_waiting:
+            self._is_waiting = True
+            self._report_change(self)
 
     # --- frames --------------------------------------------------------------------------------
 
-    def move_to(self, columns: ResultColumns, bytes_max: int) -> int:
-        """Move all that there is into columns, and return about how many bytes that takes; 0 if it
-        does not fit in them, and nothing was moved."""
-        events, used_bytes = self._events, self._unsent_bytes
-        self._has_reported = False
-        if (
-            not self._partition.is_held_under(self.broker_epoch)
-            or not self._is_plain
-            or not 0 < used_bytes <= bytes_max
-            or events.health_changed
-            or events.next_deadline_changed
-            or events.ready
-            or events.expired
-        ):
-            return 0
-        columns.add(self.number, self.broker_epoch, self._commit, self._unsent)
-        self._load.results -= len(self._unsent)
-        self._load.result_bytes -= used_bytes
-        self._unsent.clear()
-        self._unsent_bytes = 0
-        return used_bytes
+    def waits_on(self) -> bool:
+        """Whether something still waits for a frame. If not, results go into columns again."""
+        self._is_waiting = self.has_news
+        return self._is_waiting
 
     def write_to(
-        self, response: exchange_pb2.PartitionResponse, share_bytes: int, room_bytes: int
+        self,
+        response: exchange_pb2.PartitionResponse,
+        share_bytes: int,
+        room_bytes: int,
+        *,
+        in_columns: bool = False,
     ) -> int:
-        """Move results, then events, into a frame; returns about how many bytes.
+        """Move results, then events, into a frame; returns about how many bytes. `in_columns` if
+        the frame has earlier results of the part in its columns.
 
         They take at most `share_bytes`, or one result that fits `room_bytes`.
         """
-        self._has_reported = False
         used_bytes = self._write_results(response, share_bytes, room_bytes)
         response.commit = self._commit
         events = self._events
@@ -275,7 +263,7 @@ class ExchangePart:
             next_ms = events.sent_deadline_ms = self._partition.next_deadline_ms
             if next_ms is not None:
                 response.next_deadline.in_ms = max(0, next_ms - self._partition.now_ms())
-        if events.health_changed and not response.results:
+        if events.health_changed and not response.results and not in_columns:
             # In a frame without results: a broker that reads of a reopening drops its callers, and
             # those whose results are in the frame have not seen them yet.
             events.health_changed = False
@@ -286,20 +274,16 @@ class ExchangePart:
     def _write_results(
         self, response: exchange_pb2.PartitionResponse, share_bytes: int, room_bytes: int
     ) -> int:
-        used_bytes = moved = 0
+        used_bytes = 0
         while self._unsent:
             request_id, result, result_bytes = self._unsent[0]
             if used_bytes + result_bytes > (share_bytes if used_bytes else room_bytes):
                 break
             self._unsent.popleft()
             used_bytes += result_bytes
-            moved += 1
             # Written in place: a result that is appended is copied, bodies and all.
             codec.write_result(response.results.add(request_id=request_id), result)
         self._unsent_bytes -= used_bytes
-        if not self._unsent:
-            self._is_plain = True
-        self._load.results -= moved
         self._load.result_bytes -= used_bytes
         return used_bytes
 
@@ -307,25 +291,34 @@ class ExchangePart:
 class Asked(Frame):
     """Operations that one frame of the broker has for a partition, until all have their results."""
 
-    __slots__ = ("_results", "part", "refused", "request_ids", "size", "unanswered")
+    __slots__ = ("part", "refused", "request_ids", "size", "unanswered")
 
     operations: list[Operation[ExchangeResult]]
 
-    def __init__(self, part: ExchangePart) -> None:
-        self.operations = []
+    def __init__(
+        self,
+        part: ExchangePart,
+        operations: list[Operation[ExchangeResult]],
+        request_ids: list[int],
+        unanswered: int,
+        steps: int,
+        size: int,
+    ) -> None:
+        self.operations = operations
         self.callers = ()
         self.broker_epoch = part.broker_epoch
-        self.body_bytes = self.steps = 0
+        self.body_bytes = size
+        self.steps = steps
         self.is_answered = False
         self.part = part
-        self.size = 0
-        """In bytes, as the broker counts it or less."""
-        self.unanswered = 0
+        self.request_ids = request_ids
+        """Of operations that have no results yet."""
+        self.unanswered = unanswered
         """How many operations it counts for: some are for many runs."""
-        self.request_ids: list[int] = []
-        self.refused: list[_Answered] = []
+        self.size = size
+        """In bytes, as the broker counts it or less."""
+        self.refused: list[tuple[int, TidemarkError]] = []
         """Operations that were malformed; their results follow those of the others."""
-        self._results = 0
 
     def add(
         self,
@@ -346,24 +339,23 @@ class Asked(Frame):
             self.steps += steps
             self.body_bytes += size
 
-    def answer(self, results: Sequence[ExchangeResult | TidemarkError]) -> None:
+    def answer(self, results: Sequence[_Result]) -> None:
         """The results go into the next frame."""
-        first, request_ids, part = self._results, self.request_ids, self.part
-        end = self._results = first + len(results)
-        if end == len(request_ids):
-            self.is_answered = True
-            part.answered(self)
-        if len(results) < len(request_ids):  # the partition has cut the request
-            request_ids = request_ids[first:end]
-        answered = zip(request_ids, results, strict=True)
-        if self.refused and self.is_answered:
-            part.take_results([*answered, *self.refused])
-        else:
-            part.take_results(answered)
+        part, request_ids, count = self.part, self.request_ids, len(results)
+        if count < len(request_ids):  # the partition has cut the request
+            self.request_ids = request_ids[count:]
+            part.take_results(request_ids[:count], results)
+            return
+        self.is_answered = True
+        part.unanswered -= self.unanswered
+        part.unanswered_bytes -= self.size
+        part.take_results(request_ids, results)
+        if self.refused:
+            part.take_results(*zip(*self.refused, strict=True))
 
     def fail(self, error: TidemarkError) -> None:
         if not self.is_answered:
-            self.answer([error] * (len(self.request_ids) - self._results))
+            self.answer([error] * len(self.request_ids))
 
 
 def write_end(response: exchange_pb2.PartitionResponse, reason: TidemarkError) -> None:
@@ -376,25 +368,13 @@ def _fitting(count: int, each_bytes: int, room_bytes: int) -> int:
     return min(count, max(1, room_bytes // each_bytes))
 
 
-def _plain_bytes_of(result: ExchangeResult | TidemarkError) -> int:
-    """A quick estimate of its size in columns; 0 if it does not fit in them."""
-    size = RESULT_BYTES
-    if isinstance(result, AppendedRuns):
-        if result.repeats or result.refused:
-            return 0
-        return size + RUN_BYTES * (len(result.places) // 2)
-    if isinstance(result, HandedOut):
-        for _, _, _, _, _, _, body, *_ in result.hand_outs:
-            size += HAND_OUT_BYTES + len(body)
-        return size
-    return size if isinstance(result, Acked) and not result.refused else 0
-
-
 def _bytes_of(result: ExchangeResult | TidemarkError) -> int:
     """A quick estimate of its size in a frame."""
     size = RESULT_BYTES
     if isinstance(result, AppendedRuns):
         return size + RUN_BYTES * (len(result.places) // 2) + ERROR_BYTES * len(result.refused)
+    if isinstance(result, HandedOut):
+        return size + hand_outs_bytes(result.hand_outs)
     if isinstance(result, Acked | Renewed):
         return size + ERROR_BYTES * len(result.refused) if result.refused else size
     if isinstance(result, Reserved):

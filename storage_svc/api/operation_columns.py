@@ -4,7 +4,9 @@ With few messages for each of many partitions, a message of its own for each of 
 of their operations, costs more than what it carries. Everything else has the long form (ADR 43).
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from operator import add, mul
+from typing import NamedTuple
 
 from storage_svc.api.exchange_part import Asked, ExchangePart
 from storage_svc.operations.acks import AckReservations
@@ -24,106 +26,97 @@ _Row = tuple[int, ...]
 _Run = tuple[str, bytes, tuple[int, ...]]
 """Queue, body, and with it count and sequence."""
 
+_Decoded = Operation[ExchangeResult] | TidemarkError
+"""An operation, or why it is refused."""
 
-def decode_columns(
-    columns: exchange_pb2.OperationColumns,
-    bound: Bound,
-) -> list[Asked]:
+
+class _Columns(NamedTuple):
+    """What operations take in order, and what they refer to."""
+
+    rows: Iterable[_Row]
+    sources: list[str]
+    runs: list[_Run]
+    run_bytes: list[int]
+    receipts: list[bytes]
+
+
+def decode_columns(columns: exchange_pb2.OperationColumns, bound: Bound) -> list[Asked]:
     """The operations of each partition, as `ExchangePart.decode` gives them.
 
     Raises InvalidArgument if the columns do not belong together, before `bound` is called.
     """
     try:
-        rows, sources, runs, receipts = _read(columns)
+        rows, sources, runs, run_bytes, receipts = _read(columns)
     except ValueError as error:
         raise InvalidArgument(f"columns: {error}", field="columns") from None
     all_asked: list[Asked] = []
     asked: Asked | None = None
     before = (-1, -1)
+    run = receipt = 0
     for partition, epoch, request_id, source, version, run_count, receipt_count in rows:
+        operation: _Decoded
+        if run_count:
+            steps = unanswered = run_count
+            end = run + run_count
+            operation = _appends(runs[run:end], sources[source], version)
+            size = sum(run_bytes[run:end])
+            run = end
+        else:
+            steps, unanswered = receipt_count, 1
+            own = tuple(receipts[receipt : receipt + receipt_count])
+            receipt += receipt_count
+            operation = _acks(own, sources[source])
+            size = sum(map(len, own))
         if before != (partition, epoch):
             before = partition, epoch
             part = bound(partition, epoch)
             asked = None
-            if part is not None:
-                asked = Asked(part)
+            if part is None:
+                continue
+            if not isinstance(operation, TidemarkError):  # mostly the only one of its partition
+                asked = Asked(part, [operation], [request_id], unanswered, steps, size)
                 all_asked.append(asked)
-        operation: Operation[ExchangeResult] | TidemarkError
-        if run_count:
-            operation, size = runs.next(run_count, sources[source], version)
-        else:
-            operation, size = receipts.next(receipt_count, sources[source])
+                continue
+            asked = Asked(part, [], [], 0, 0, 0)
+            all_asked.append(asked)
         if asked is not None:
-            asked.add(request_id, operation, run_count or 1, run_count or receipt_count, size)
+            asked.add(request_id, operation, unanswered, steps, size)
     return all_asked
 
 
-def _read(
-    columns: exchange_pb2.OperationColumns,
-) -> "tuple[list[_Row], list[str], _Runs, _Receipts]":
-    """An entry for each operation, their sources, and what they take in order. Raises ValueError if
-    columns do not belong together, or an operation stores and acknowledges."""
-    rows = list(rows_of(columns.operations[:], 7))
-    sources = columns.sources[:]
-    numbers = rows_of(columns.runs[:], 2)
-    runs = list(zip(columns.lmq_names[:], columns.bodies[:], numbers, strict=True))
+def _read(columns: exchange_pb2.OperationColumns) -> _Columns:
+    """Raises ValueError if columns do not belong together, or an operation stores and
+    acknowledges."""
+    operations = columns.operations[:]
+    sources, names, bodies = columns.sources[:], columns.lmq_names[:], columns.bodies[:]
+    runs = list(zip(names, bodies, rows_of(columns.runs[:], 2), strict=True))
     receipts = columns.receipts[:]
-    run_count = receipt_count = 0
-    for _, _, _, source, _, of_runs, of_receipts in rows:
-        if of_runs and of_receipts:
-            raise ValueError("an operation has runs and receipts")
-        if source >= len(sources):
-            raise ValueError("an operation has an unknown source")
-        run_count += of_runs
-        receipt_count += of_receipts
-    if len(runs) != run_count:
+    run_counts, receipt_counts = operations[5::7], operations[6::7]
+    if len(operations) % 7:
+        raise ValueError("the last operation is not complete")
+    if any(map(mul, run_counts, receipt_counts)):
+        raise ValueError("an operation has runs and receipts")
+    if operations and max(operations[3::7]) >= len(sources):
+        raise ValueError("an operation has an unknown source")
+    if len(runs) != sum(run_counts):
         raise ValueError("counts of runs and runs disagree")
-    if len(receipts) != receipt_count:
+    if len(receipts) != sum(receipt_counts):
         raise ValueError("counts of receipts and receipts disagree")
-    return rows, sources, _Runs(runs), _Receipts(receipts)
+    run_bytes = list(map(add, map(len, names), map(len, bodies)))
+    return _Columns(rows_of(operations, 7), sources, runs, run_bytes, receipts)
 
 
-class _Runs:
-    """The runs of a frame, which its operations take in order."""
-
-    __slots__ = ("_runs", "_taken")
-
-    def __init__(self, runs: list[_Run]) -> None:
-        self._runs = runs
-        self._taken = 0
-
-    def next(
-        self, count: int, producer_id: str, topic_version: int
-    ) -> tuple[AppendRuns | TidemarkError, int]:
-        """The append of the next runs, or why it is refused; and its size."""
-        start, self._taken = self._taken, self._taken + count
-        runs = self._runs[start : self._taken]
-        size = 0
-        for name, body, _ in runs:
-            size += len(name) + len(body)
-        try:
-            return AppendRuns.from_rows(runs, producer_id, topic_version), size
-        except TidemarkError as error:
-            return error, size
-        except ValueError as error:  # as `decode_operation` does
-            return InvalidArgument(f"appends: {error}", field="appends"), size
+def _appends(runs: list[_Run], producer_id: str, topic_version: int) -> AppendRuns | TidemarkError:
+    try:
+        return AppendRuns.from_rows(runs, producer_id, topic_version)
+    except TidemarkError as error:
+        return error
+    except ValueError as error:  # as `decode_operation` does
+        return InvalidArgument(f"appends: {error}", field="appends")
 
 
-class _Receipts:
-    """The receipts of a frame, which its operations take in order."""
-
-    __slots__ = ("_receipts", "_taken")
-
-    def __init__(self, receipts: list[bytes]) -> None:
-        self._receipts = receipts
-        self._taken = 0
-
-    def next(self, count: int, client_id: str) -> tuple[AckReservations | TidemarkError, int]:
-        """The acks of the next receipts, or why they are refused; and their size."""
-        start, self._taken = self._taken, self._taken + count
-        receipts = tuple(self._receipts[start : self._taken])
-        size = sum(map(len, receipts))
-        try:
-            return AckReservations.of(receipts, client_id), size
-        except TidemarkError as error:
-            return error, size
+def _acks(receipts: tuple[bytes, ...], client_id: str) -> AckReservations | TidemarkError:
+    try:
+        return AckReservations.of(receipts, client_id)
+    except TidemarkError as error:
+        return error

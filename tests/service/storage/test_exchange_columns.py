@@ -285,3 +285,15 @@ async def test_an_empty_set_of_columns_asks_nothing(node: RunningStorage) -> Non
         await parts[0].stream.write(ExchangeRequest(columns=OperationColumns()))
 
         assert list((await parts[0].ask(appends("jobs/a"))).first_offsets) == [0]
+
+
+async def test_results_in_columns_are_sent_before_the_stream_ends(node: RunningStorage) -> None:
+    """S2."""
+    async with parts_of(node) as parts:
+        frame = ExchangeRequest()
+        waiting = [part.add_to_columns(frame.columns, appends("jobs/a")) for part in parts]
+
+        await parts[0].stream.write(frame)
+        await parts[0].stream.done_writing()
+
+        assert [list((await each).appends.first_offsets) for each in waiting] == [[0]] * PARTITIONS
