@@ -12,7 +12,6 @@ from collections.abc import (
     AsyncIterator,
     Callable,
     Coroutine,
-    Iterable,
     Sequence,
 )
 from functools import partial
@@ -25,7 +24,7 @@ from broker_svc.api.session_output import SessionOutput
 from broker_svc.components import BrokerComponents
 from broker_svc.exclusive.registry import Subscriber
 from broker_svc.links.partition_link import PartitionLink
-from broker_svc.publish.publishers import PublisherCache
+from broker_svc.publish.publishers import Publisher, PublisherCache
 from broker_svc.publish.run_arrays import runs_of
 from tidemark import limits
 from tidemark.api.broker.v1 import broker_pb2, message_pb2, subscription_pb2
@@ -302,15 +301,14 @@ class Session:
     def stored(
         self,
         request_ids: Sequence[int],
-        queue_ids: Iterable[int],
-        first_offsets: Iterable[int],
-        publisher_ids: Iterable[int],
-        size: int,
+        runs: Sequence[int],
+        publishers: Sequence[Publisher],
+        share_bytes: int,
     ) -> None:
-        self._output.add_receipts(request_ids, queue_ids, first_offsets, publisher_ids)
-        self._output.wakeup.set()
-        self._unanswered -= len(request_ids)
-        self._unanswered_bytes -= size
+        self._output.add_receipts(request_ids, runs, publishers)
+        count = len(request_ids)
+        self._unanswered -= count
+        self._unanswered_bytes -= count * share_bytes
         if not self._read_on.is_set():
             self._make_room()
 

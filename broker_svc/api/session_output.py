@@ -4,10 +4,12 @@ Owns the unsent output and the room that deliveries may take while the client re
 """
 
 import asyncio
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
+from itertools import chain
 from typing import Final
 
 from broker_svc.consume.consumer import HandedOut, Room
+from broker_svc.publish.publishers import Publisher
 from tidemark.api.broker.v1 import broker_pb2, message_pb2
 
 UNSENT_BYTES_MAX: Final = 4 * 1024 * 1024
@@ -15,8 +17,6 @@ UNSENT_BYTES_MAX: Final = 4 * 1024 * 1024
 
 DELIVERY_OVERHEAD_BYTES: Final = 256
 """The cost of a delivery in addition to its bytes: many small ones add up."""
-
-_RECEIPT_NUMBERS: Final = 4
 
 ARRAY_DELIVERIES_MAX: Final = 1000
 """Deliveries in one array: a standing reserve hands out 4 KiB at once, so it fits a frame."""
@@ -48,9 +48,11 @@ class SessionOutput:
         """Set when there is something to send, or when the session may have ended."""
         self.room = Room(UNSENT_BYTES_MAX)
         self._unsent_bytes = 0
-        self._receipts: list[int] = []
-        """The numbers of receipts, as a `ReceiptArray` has them. Partitions add theirs one after
-        another, which a list takes at a fraction of the cost of a message field."""
+        self._request_ids: list[int] = []
+        self._stored_runs: list[int] = []
+        self._publishers: list[Publisher] = []
+        """The columns of receipts, with two numbers for each run. Partitions add theirs one after
+        another, and most have few: they are put in rows once for all."""
         self._array: message_pb2.DeliveryArray | None = None
         """The array that further deliveries can join."""
 
@@ -94,27 +96,35 @@ class SessionOutput:
     def add_receipts(
         self,
         request_ids: Sequence[int],
-        queue_ids: Iterable[int],
-        first_offsets: Iterable[int],
-        publisher_ids: Iterable[int],
+        runs: Sequence[int],
+        publishers: Sequence[Publisher],
     ) -> None:
-        """Receipts of runs that came in columns. They share one part of the frame."""
-        for receipt in zip(request_ids, queue_ids, first_offsets, publisher_ids, strict=True):
-            self._receipts += receipt
+        """Receipts of runs that came in columns: `runs` has the queue id and the first offset of
+        each. They share one part of the frame."""
+        if 2 * len(request_ids) != len(runs):
+            raise ValueError("not as many results as runs")
+        if not self._request_ids:  # else it is set already
+            self.wakeup.set()
+        self._request_ids += request_ids
+        self._stored_runs += runs
+        self._publishers += publishers
 
     def take(self) -> tuple[broker_pb2.SessionResponse, int]:
         """The gathered output, and the bytes of room that it takes until it is sent."""
         frame, self.frame, self._array = self.frame, broker_pb2.SessionResponse(), None
-        if self._receipts:
-            frame.published_arrays.add(receipts=self._receipts)
-            self._receipts = []
+        if self._request_ids:
+            runs = self._stored_runs
+            publisher_ids = [each.publisher_id for each in self._publishers]
+            receipts = zip(self._request_ids, runs[::2], runs[1::2], publisher_ids, strict=True)
+            frame.published_arrays.add(receipts=chain.from_iterable(receipts))
+            self._request_ids, self._stored_runs, self._publishers = [], [], []
         unsent_bytes, self._unsent_bytes = self._unsent_bytes, 0
         return frame, unsent_bytes
 
     @property
     def results(self) -> int:
         """How many results and notices wait to be sent."""
-        results = len(self._receipts) // _RECEIPT_NUMBERS
+        results = len(self._request_ids)
         for field, part in self.frame.ListFields():
             if field.name in _RESULTS:
                 results += len(part)

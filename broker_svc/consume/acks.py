@@ -50,38 +50,54 @@ class _Waiting:
 class _Acked(PlainOperation):
     """Acks of one client in one partition."""
 
-    __slots__ = ("_held", "_settled", "_waiting")
+    __slots__ = ("_client_id", "_held", "_receipts", "_settled", "_waiting")
 
     def __init__(
-        self, waiting: _Waiting, held: Sequence[HeldDelivery], client_id: str, settled: Tally
+        self,
+        waiting: _Waiting,
+        held: Sequence[HeldDelivery],
+        client_id: str,
+        settled: Tally,
+        operation_bytes: int,
     ) -> None:
-        self.request_id = 0
-        self.source = client_id
-        self.topic_version = 0
+        """`operation_bytes` is what it takes beside its receipts."""
+        self.steps = 1
+        self._client_id = client_id
         self._waiting = waiting
         self._held = held
         self._settled = settled
-        self.size = OPERATION_BYTES + len(client_id.encode())
-        self.size += sum([len(each.receipt) for each in held]) + _ENTRY_BYTES * len(held)
+        self._receipts = [each.receipt for each in held]
+        self.size = operation_bytes + sum(map(len, self._receipts)) + _ENTRY_BYTES * len(held)
 
-    def add_to(self, columns: OperationColumns) -> tuple[int, int]:
-        columns.receipts += [each.receipt for each in self._held]
-        return 0, len(self._held)
+    def add_to(self, columns: OperationColumns, partition: int, broker_epoch: int) -> None:
+        receipts = self._receipts
+        columns.receipts += receipts
+        columns.operations += (
+            partition,
+            broker_epoch,
+            self.request_id,
+            columns.sources[self._client_id],
+            0,
+            0,
+            len(receipts),
+        )
 
     def long_form(self) -> exchange_pb2.Operation:
         operation = exchange_pb2.Operation()
-        operation.acks.client_id = self.source
-        operation.acks.receipts.extend([each.receipt for each in self._held])
+        operation.acks.client_id = self._client_id
+        operation.acks.receipts.extend(self._receipts)
         return operation
 
     def acked(self, messages: Sequence[int]) -> None:
-        settled, drop = self._settled.add, self._waiting.deliveries.drop
+        settled, waiting = self._settled, self._waiting
+        deliveries = waiting.deliveries
         for held, count in zip(self._held, messages, strict=True):
-            held.queue.pending_settlements -= 1
-            settled(count, held.queue.lmq_name, "ack")
+            queue = held.queue
+            queue.pending_settlements -= 1
+            settled.add(count, queue.lmq_name, "ack")
             held.open_messages = 0
-            drop(held.key)
-        self._waiting.answered()
+            deliveries.drop(held.key)
+        waiting.answered()
 
     def __call__(self, result: exchange_pb2.OperationResult | TidemarkError) -> None:
         waiting, acked = self._waiting, self._held
@@ -113,6 +129,14 @@ class _Acked(PlainOperation):
         waiting.answered()
 
 
+def _cut(held: Sequence[HeldDelivery]) -> Sequence[Sequence[HeldDelivery]]:
+    """Deliveries of one partition, cut for operations."""
+    most = limits.ACKS_PER_OPERATION_MAX
+    if len(held) <= most:
+        return (held,)
+    return [held[start : start + most] for start in range(0, len(held), most)]
+
+
 class Acks:
     """All acks of a broker."""
 
@@ -138,13 +162,13 @@ class Acks:
                 by_partition[held.key[0]] = [held]
             else:
                 of_partition.append(held)
+        operation_bytes = OPERATION_BYTES + len(client_id.encode())
         traced = current_traceparent()
         for partition, of_partition in by_partition.items():
             link = self._links[partition]
-            for start in range(0, len(of_partition), limits.ACKS_PER_OPERATION_MAX):
-                some = of_partition[start : start + limits.ACKS_PER_OPERATION_MAX]
+            for some in _cut(of_partition):
                 waiting.operations += 1
-                operation = _Acked(waiting, some, client_id, self._settled)
+                operation = _Acked(waiting, some, client_id, self._settled, operation_bytes)
                 if traced:
                     link.ask(operation.long_form(), operation)
                 else:

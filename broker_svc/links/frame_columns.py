@@ -5,9 +5,10 @@ of their operations and results, costs more than what it carries (ADR 43). A pla
 long form as well, for a partition that has other operations in the same frame.
 """
 
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import repeat
-from typing import Any, Final
+from itertools import count, repeat
+from typing import Any, ClassVar, Final
 
 from tidemark.api.storage.v1 import exchange_pb2
 from tidemark.errors import TidemarkError
@@ -22,38 +23,41 @@ OPERATION_BYTES: Final = 64
 receipts, in either form."""
 
 
-class PlainOperation:
-    """Appends or acks of one partition. It is called with its answer in the long form, or with the
+class AskedOperation:
+    """One operation of a partition. It is called with its answer in the long form, or with the
     reason why there is none.
 
-    Not an abstract class: `isinstance` takes many times as long for those.
+    Its request id is set when it is put among the unanswered operations, and whether it is the last
+    of its partition in a frame when it is moved into one.
     """
 
-    __slots__ = ("request_id", "size", "source", "topic_version")
+    __slots__ = ("ends_frame", "request_id", "size", "steps")
 
-    def __init__(self) -> None:
-        self.request_id = 0
-        """Set when it is put among the unanswered operations."""
-        self.size = 0
-        """About how many bytes it takes in a frame, rather too many."""
-        self.source = ""
-        """The producer of runs, or the client that acknowledges."""
-        self.topic_version = 0
-        """0 for acks."""
+    is_plain: ClassVar = False
+    """Whether it may travel in columns."""
+
+    request_id: int
+    ends_frame: bool
+    size: int
+    """About how many bytes it takes in a frame, rather too many."""
+    steps: int
+    """For how many operations it counts: one for many runs counts for each of them."""
 
     def __call__(self, result: exchange_pb2.OperationResult | TidemarkError) -> None:
         raise NotImplementedError
 
-    def add_to(self, columns: "OperationColumns") -> tuple[int, int]:
-        """Add its entries; returns how many runs, and how many receipts it has."""
-        raise NotImplementedError
-
     def long_form(self) -> exchange_pb2.Operation:
-        """The same with everything but the request id."""
+        """Everything but the request id, in a message of its own."""
         raise NotImplementedError
 
-    def stored(self, queue_ids: Sequence[int], first_offsets: Sequence[int]) -> None:
-        """All its runs are stored now."""
+    # --- of a plain operation only -------------------------------------------------------------
+
+    def add_to(self, columns: "OperationColumns", partition: int, broker_epoch: int) -> None:
+        """Add its entries."""
+        raise NotImplementedError
+
+    def stored(self, runs: Sequence[int]) -> None:
+        """All its runs are stored now: the queue id and the first offset of each."""
         raise NotImplementedError
 
     def acked(self, messages: Sequence[int]) -> None:
@@ -61,13 +65,16 @@ class PlainOperation:
         raise NotImplementedError
 
 
-AnyOperation = exchange_pb2.Operation | PlainOperation
+class PlainOperation(AskedOperation):
+    """Appends or acks, which may travel in columns."""
+
+    __slots__ = ()
+
+    is_plain = True
 
 
-def as_operation(operation: AnyOperation) -> exchange_pb2.Operation:
+def as_operation(operation: AskedOperation) -> exchange_pb2.Operation:
     """The long form of an operation."""
-    if not isinstance(operation, PlainOperation):
-        return operation
     long_form = operation.long_form()
     long_form.request_id = operation.request_id
     return long_form
@@ -76,44 +83,36 @@ def as_operation(operation: AnyOperation) -> exchange_pb2.Operation:
 class OperationColumns:
     """The plain operations of one frame."""
 
-    __slots__ = ("_operations", "_sources", "bodies", "lmq_names", "receipts", "runs")
+    __slots__ = ("bodies", "lmq_names", "operations", "receipts", "runs", "sources")
 
     def __init__(self) -> None:
-        self._operations: list[int] = []
-        self._sources: dict[str, int] = {}
+        self.operations: list[int] = []
+        """The numbers of each operation, as the field has them."""
+        self.sources: defaultdict[str, int] = defaultdict(count().__next__)
+        """The index of each source; one that is new gets the next."""
         self.lmq_names: list[str] = []
         self.bodies: list[bytes] = []
         self.runs: list[int] = []
         """The count and the sequence of each run."""
         self.receipts: list[bytes] = []
 
-    def add(self, partition: int, broker_epoch: int, operations: Sequence[AnyOperation]) -> bool:
+    def add(self, partition: int, broker_epoch: int, operations: Sequence[AskedOperation]) -> bool:
         """Add all that a partition has in this frame; False, and nothing was added, if anything of
         it has only a long form."""
         for each in operations:
-            if not isinstance(each, PlainOperation):
+            if not each.is_plain:
                 return False
-        sources = self._sources
         for each in operations:
-            assert isinstance(each, PlainOperation)
-            source = sources.setdefault(each.source, len(sources))
-            self._operations += (
-                partition,
-                broker_epoch,
-                each.request_id,
-                source,
-                each.topic_version,
-                *each.add_to(self),
-            )
+            each.add_to(self, partition, broker_epoch)
         return True
 
     def write_to(self, frame: exchange_pb2.ExchangeRequest) -> bool:
         """Returns whether there is anything."""
-        if not self._operations:
+        if not self.operations:
             return False
         columns = frame.columns
-        columns.operations.extend(self._operations)
-        columns.sources.extend(self._sources)
+        columns.operations.extend(self.operations)
+        columns.sources.extend(self.sources)
         if self.runs:
             columns.lmq_names.extend(self.lmq_names)
             columns.bodies.extend(self.bodies)
@@ -123,21 +122,13 @@ class OperationColumns:
         return True
 
 
-PlainResult = tuple[int, Sequence[int], Sequence[int], Sequence[int]]
-"""The answer to a plain operation: its request id; the queue ids and first offsets of its runs, or
-the messages of its receipts."""
+PlainResult = tuple[int, Sequence[int], Sequence[int]]
+"""The answer to a plain operation: its request id; the queue id and the first offset of each of its
+runs, or the messages of its receipts."""
 
 PartitionResults = tuple[int, int, int, Sequence[PlainResult], Sequence[HandOutRow]]
 """What a frame has in columns for one partition: its number, its broker epoch, a commit, results
 and hand-outs. A plain tuple, as a result is: there is one of each for every commit."""
-
-
-def pass_to(operation: PlainOperation, result: PlainResult) -> None:
-    _, queue_ids, first_offsets, messages = result
-    if queue_ids:
-        operation.stored(queue_ids, first_offsets)
-    else:
-        operation.acked(messages)
 
 
 def read_results(columns: exchange_pb2.ResultColumns) -> list[PartitionResults]:
@@ -148,11 +139,11 @@ def read_results(columns: exchange_pb2.ResultColumns) -> list[PartitionResults]:
     for request_id, run_count, receipt_count in rows_of(columns.results[:], 3):
         if run_count:
             end = run + 2 * run_count
-            results.append((request_id, runs[run:end:2], runs[run + 1 : end : 2], ()))
+            results.append((request_id, runs[run:end], ()))
             run = end
         else:
             end = receipt + receipt_count
-            results.append((request_id, (), (), messages[receipt:end]))
+            results.append((request_id, (), messages[receipt:end]))
             receipt = end
     partitions = list(rows_of(columns.partitions[:], 5))
     hand_outs: Sequence[HandOutRow] = ()

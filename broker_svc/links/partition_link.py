@@ -13,17 +13,11 @@ from contextlib import suppress
 from functools import partial
 from typing import Final, TypeVar
 
-from broker_svc.links.frame_columns import (
-    AnyOperation,
-    HandOutRow,
-    PlainOperation,
-    PlainResult,
-    hand_outs_of,
-)
+from broker_svc.links.frame_columns import HandOutRow, PlainOperation, hand_outs_of
 from broker_svc.links.link_listener import LinkListener
 from broker_svc.links.link_state import Assigned, Holding, LinkState
 from broker_svc.links.storage_nodes import StorageNode, StorageNodes
-from broker_svc.links.unanswered_operations import Answer, UnansweredOperations
+from broker_svc.links.unanswered_operations import Answer, LongOperation, UnansweredOperations
 from tidemark.api.broker.v1 import topic_pb2
 from tidemark.api.storage.v1 import exchange_pb2, partition_pb2, storage_pb2
 from tidemark.clock import Clock
@@ -110,12 +104,10 @@ class PartitionLink:
         self._away = asyncio.Event()
         self._away.set()
         self._health = partition_pb2.PartitionHealth()
-        self._unanswered = UnansweredOperations()
-        self._leaves = False
-        """Whether the node knows that operations may leave."""
+        self.serving = False
+        """Whether the partition takes its share of requests (L4)."""
+        self.unanswered = UnansweredOperations(partition)
         self._held_epoch = 0
-        self.witnessed_commit = 0
-        """The highest that storage has answered: it must not go back behind it."""
         self._ended: asyncio.Future[None] | None = None
         """The end of the part that is bound, which is always an error."""
 
@@ -173,15 +165,14 @@ class PartitionLink:
         return self._detail
 
     @property
-    def serving(self) -> bool:
-        """Whether the partition takes its share of requests (L4)."""
-        serving = self._health.state == topic_pb2.PARTITION_STATE_SERVING
-        return self.connected.is_set() and serving
-
-    @property
     def waiting(self) -> int:
         """Operations that are not answered yet."""
-        return len(self._unanswered)
+        return len(self.unanswered)
+
+    @property
+    def witnessed_commit(self) -> int:
+        """The highest that storage has answered."""
+        return self.unanswered.witnessed_commit
 
     # --- asking --------------------------------------------------------------------------------
 
@@ -192,35 +183,27 @@ class PartitionLink:
         return answer
 
     def ask(
-        self,
-        operation: exchange_pb2.Operation,
-        done: Done[exchange_pb2.OperationResult],
-        steps: int = 1,
+        self, operation: exchange_pb2.Operation, done: Done[exchange_pb2.OperationResult]
     ) -> None:
         """Queue one operation; `done` is called once, at once while the link is down.
 
         For what there is much of: results are passed on as they are read from the frame, in their
-        order, without a future and a turn of the event loop for each. An operation for many runs
-        counts as so many `steps`.
+        order, without a future and a turn of the event loop for each.
         """
         if not self._is_connected:
             done(self.refusal())
             return
         if not operation.traceparent and (caller := current_traceparent()):
             operation.traceparent = caller
-        self._unanswered.put(operation, done, steps)
-        if not self._leaves:  # one more does not keep the others
-            self._let_leave()
+        self.unanswered.put(LongOperation(operation, done))
 
-    def ask_plain(self, operation: PlainOperation, steps: int = 1) -> None:
+    def ask_plain(self, operation: PlainOperation) -> None:
         """The same for an operation that may travel in columns, and gets its answer itself. It is
         not traced."""
         if not self._is_connected:
             operation(self.refusal())
             return
-        self._unanswered.put(operation, operation, steps)
-        if not self._leaves:
-            self._let_leave()
+        self.unanswered.put(operation)
 
     async def call(self, operation: exchange_pb2.Operation) -> exchange_pb2.OperationResult:
         """Send one operation; raises what storage answered, or UNAVAILABLE."""
@@ -249,7 +232,7 @@ class PartitionLink:
     async def finish(self, timeout_ms: int) -> None:
         """Return once everything that was asked is answered, or the time is over."""
         with suppress(TimeoutError):
-            await self._clock.wait_for(self._unanswered.until_none(), timeout_ms)
+            await self._clock.wait_for(self.unanswered.until_none(), timeout_ms)
 
     def check_serving(self) -> None:
         """Raise for a partition that takes no publishes.
@@ -347,7 +330,7 @@ class PartitionLink:
             self._outdated(self, max(held_version, version + (held_version == version)))
             raise
         self._held_epoch = claimed.broker_epoch
-        self.witnessed_commit = max(self.witnessed_commit, claimed.commit)
+        self.unanswered.saw_commit(claimed.commit)
         if claimed.lost_commits and self._listener is not None:
             self._listener.commits_lost(self.partition)
         if claimed.report_required:
@@ -397,32 +380,17 @@ class PartitionLink:
         if self._listener is not None:
             self._listener.before_frame_sent(leaving)
 
-    def move(self, share_bytes: int, room_bytes: int) -> tuple[Sequence[AnyOperation], int]:
-        """All waiting operations, as far as they fit and storage may owe answers."""
-        moved = self._unanswered.move(share_bytes, room_bytes)
-        self._leaves = False  # the node has taken it from those that leave
-        if self._unanswered.gathered:
-            self._let_leave()
-        return moved
-
-    def _let_leave(self) -> None:
-        left, self._leaves = self._leaves, self._unanswered.may_leave
-        if self.node is not None and (left or self._leaves):
-            self.node.link.may_leave(self, self._leaves)
-
     def take(self, frame: exchange_pb2.PartitionResponse) -> None:
         """Raises Unavailable if storage has reopened the partition."""
-        if (commit := frame.commit) > self.witnessed_commit:
-            self.witnessed_commit = commit
-        unanswered = self._unanswered
+        unanswered = self.unanswered
+        unanswered.saw_commit(frame.commit)
         for result in frame.results:
             request_id = result.request_id
             if not request_id:  # of standing reserves
                 self._handed_out(result)
             elif not result.HasField("error") or not _is_of_fenced_broker(result):
                 unanswered.take(request_id, result)
-        if self._leaves or unanswered.gathered:
-            self._let_leave()
+        unanswered.results_taken()
         if frame.HasField("health"):
             self._take_health(frame.health)
         elif not self._is_connected:
@@ -442,15 +410,6 @@ class PartitionLink:
             in_ms = deadline.in_ms if deadline.HasField("in_ms") else None
             listener.next_deadline(self.partition, in_ms)
 
-    def take_plain(self, commit: int, results: Sequence[PlainResult]) -> None:
-        if commit > self.witnessed_commit:
-            self.witnessed_commit = commit
-        unanswered = self._unanswered
-        for result in results:
-            unanswered.take_plain(result)
-        if self._leaves or unanswered.gathered:
-            self._let_leave()
-
     def handed_out_many(self, hand_outs: Sequence[HandOutRow]) -> None:
         if self._listener is not None:
             self._listener.handed_out_many(hand_outs)
@@ -464,6 +423,7 @@ class PartitionLink:
             raise Unavailable(
                 f"storage has reopened partition {self.partition}", partition=str(self.partition)
             )
+        self.serving = health.state == topic_pb2.PARTITION_STATE_SERVING
         if not self._is_connected:
             self._is_connected = True
             self.connected.set()
@@ -492,10 +452,9 @@ class PartitionLink:
             _log.exception("a result was not taken")
 
     def _drop_callers(self) -> None:
-        was_connected, self._is_connected = self._is_connected, False
+        was_connected, self._is_connected, self.serving = self._is_connected, False, False
         self.connected.clear()
-        dropped = self._unanswered.drop()
-        self._let_leave()
+        dropped = self.unanswered.drop()
         if was_connected and self._listener is not None:
             self._listener.link_down(self.partition)
         for done in dropped:

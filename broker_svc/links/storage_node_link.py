@@ -15,14 +15,13 @@ from typing import Final, Protocol
 import grpc
 
 from broker_svc.links.frame_columns import (
-    AnyOperation,
     HandOutRow,
     OperationColumns,
     PartitionResults,
-    PlainResult,
     as_operation,
     read_results,
 )
+from broker_svc.links.unanswered_operations import UnansweredOperations
 from tidemark.api.storage.v1 import exchange_pb2, storage_pb2_grpc
 from tidemark.errors import TidemarkError, Unavailable
 from tidemark.limits import FRAME_BYTES_MAX
@@ -43,19 +42,17 @@ class LinkPart(Protocol):
     @property
     def partition(self) -> int: ...
 
+    @property
+    def unanswered(self) -> UnansweredOperations:
+        """What it has asked. Operations are moved into frames, and results in columns are taken,
+        without the link between: there is little else for each partition of a frame."""
+
     def before_frame_sent(self, leaving: Collection[int]) -> None:
         """Operations that must be in the next frame are added now, of all partitions that leave
         with it. They may let other partitions leave as well."""
 
-    def move(self, share_bytes: int, room_bytes: int) -> tuple[Sequence[AnyOperation], int]:
-        """Operations for a frame, and their size: at most `share_bytes`, or one that fits
-        `room_bytes`."""
-
     def take(self, response: exchange_pb2.PartitionResponse) -> None:
         """Results and events have arrived. Raises why the part must end."""
-
-    def take_plain(self, commit: int, results: Sequence[PlainResult]) -> None:
-        """Results have arrived in columns."""
 
     def handed_out_many(self, hand_outs: Sequence[HandOutRow]) -> None:
         """Hand-outs of this and of other partitions have arrived in columns."""
@@ -65,6 +62,10 @@ class LinkPart(Protocol):
 
     def part_ended(self, reason: TidemarkError) -> None:
         """The stream does not carry the partition any more."""
+
+
+_Bound = tuple[LinkPart, int]
+"""A link that a stream carries, and its epoch."""
 
 
 class StorageNodeLink:
@@ -78,13 +79,13 @@ class StorageNodeLink:
         """`on_broken` is called when a stream has ended that this broker did not end."""
         self._storage = storage
         self._on_broken = on_broken
-        self._bound: dict[int, tuple[LinkPart, int]] = {}
-        """The links that the stream carries, with their epochs."""
+        self._bound: dict[int, _Bound] = {}
+        """The links that the stream carries."""
         self._binds: dict[int, int] = {}
         self._unbinds: dict[int, int] = {}
         """Partitions and epochs for the next frame."""
-        self._leaving: dict[int, LinkPart] = {}
-        """Links with operations that may leave."""
+        self._leaving: dict[int, _Bound] = {}
+        """Those with operations that may leave."""
         self._wakeup = asyncio.Event()
         """Set while the next frame has something to carry."""
         self.frames_sent = 0
@@ -100,26 +101,24 @@ class StorageNodeLink:
     def bind(self, link: LinkPart, broker_epoch: int) -> None:
         """Carry a partition until its part ends, or `unbind`."""
         self._bound[link.partition] = (link, broker_epoch)
+        link.unanswered.carrier = self
         self._binds[link.partition] = broker_epoch
         self._wakeup.set()
 
     def unbind(self, link: LinkPart) -> None:
         """No effect if the part has ended."""
         bound = self._bound.pop(link.partition, None)
+        link.unanswered.carrier = None
         self._leaving.pop(link.partition, None)
         if bound is not None and self._binds.pop(link.partition, None) is None:
             self._unbinds[link.partition] = bound[1]
             self._wakeup.set()
 
-    def may_leave(self, link: LinkPart, has_operations: bool) -> None:
-        """Whether a link has operations that need not wait."""
-        partition, leaving = link.partition, self._leaving
-        if not has_operations or partition not in self._bound:
-            leaving.pop(partition, None)
-            return
-        if not leaving:  # else it is set already
+    def may_leave(self, partition: int) -> None:
+        """A partition that it carries has operations that need not wait."""
+        if not self._leaving:  # else it is set already
             self._wakeup.set()
-        leaving[partition] = link
+        self._leaving[partition] = self._bound[partition]
 
     # --- the stream ----------------------------------------------------------------------------
 
@@ -194,7 +193,7 @@ class StorageNodeLink:
             link, broker_epoch = self._bound.get(partition, (None, 0))
             if link is None or broker_epoch != epoch:
                 continue  # of an earlier bind, whose link has dropped its callers
-            link.take_plain(commit, results)
+            link.unanswered.take_plain(commit, results)
             handed_out += hand_outs
             last = link
         if last is None or not handed_out:
@@ -225,6 +224,7 @@ class StorageNodeLink:
         self._leaving.clear()
         self._forget_pending()
         for link, _ in bound.values():
+            link.unanswered.carrier = None
             link.part_ended(reason)
 
     def _forget_pending(self) -> None:
@@ -249,7 +249,8 @@ class StorageNodeLink:
     def _next_frame(self) -> exchange_pb2.ExchangeRequest | None:
         """The waiting operations of all partitions, as far as they fit a frame."""
         if self._leaving:
-            next(iter(self._leaving.values())).before_frame_sent(self._leaving)
+            link, _ = next(iter(self._leaving.values()))
+            link.before_frame_sent(self._leaving)
         frame = exchange_pb2.ExchangeRequest()
         has_binds = bool(self._unbinds or self._binds)
         if has_binds:
@@ -263,14 +264,13 @@ class StorageNodeLink:
         share_bytes = _OPERATIONS_BYTES_MAX // max(1, len(leaving))
         frame_bytes = 0
         columns = OperationColumns()
-        for partition, link in leaving.items():
+        for partition, (link, epoch) in leaving.items():
             # A frame without operations takes any one of them, whatever its size.
             room_bytes = _OPERATIONS_BYTES_MAX - frame_bytes if frame_bytes else sys.maxsize
-            moved, moved_bytes = link.move(share_bytes, room_bytes)
+            moved, moved_bytes = link.unanswered.move(share_bytes, room_bytes)
             if not moved:
                 continue
             frame_bytes += moved_bytes
-            epoch = self._bound[partition][1]
             if not columns.add(partition, epoch, moved):
                 part = frame.parts.add(partition=partition, broker_epoch=epoch)
                 part.operations.extend(map(as_operation, moved))

@@ -9,6 +9,7 @@ runs while traces are recorded: a span belongs to one run.
 
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
+from itertools import chain
 from typing import Final, Protocol
 
 from google.protobuf.message import DecodeError
@@ -35,7 +36,7 @@ from tidemark.bodies import has_payloads
 from tidemark.errors import InvalidArgument, TidemarkError
 from tidemark.names import LmqName, topic_of, validate_producer_id
 from tidemark.rpc.statuses import from_status
-from tidemark.telemetry import tracing_enabled
+from tidemark.telemetry import Tally, tracing_enabled
 from tidemark.topics import Topic
 
 OPERATION_BYTES_MAX: Final = 512 * 1024
@@ -70,11 +71,12 @@ class Results(Protocol):
     def stored(
         self,
         request_ids: Sequence[int],
-        queue_ids: Iterable[int],
-        first_offsets: Iterable[int],
-        publisher_ids: Iterable[int],
-        size: int,
-    ) -> None: ...
+        runs: Sequence[int],
+        publishers: Sequence[Publisher],
+        share_bytes: int,
+    ) -> None:
+        """Results of several runs that are stored: `runs` has the queue id and the first offset of
+        each, and each counted for `share_bytes`."""
 
 
 class _Runs(PlainOperation):
@@ -87,34 +89,31 @@ class _Runs(PlainOperation):
         "body_bytes",
         "link",
         "lmq_names",
+        "messages",
         "numbers",
         "publishers",
         "request_ids",
+        "source",
         "topic",
     )
 
     def __init__(
         self, arrays: "RunArrays", array: "_Array", link: PartitionLink, topic: Topic
     ) -> None:
-        self.request_id = 0
         self.array = array
         self.link = link
         self.topic = topic
         self._arrays = arrays
         self.source = ""
-        self.topic_version = topic.version
-        self.size, self.body_bytes = array.operation_bytes, 0
+        """The producer, if any of them has a sequence."""
+        self.size = array.operation_bytes
+        self.messages = self.body_bytes = 0
         self.request_ids: list[int] = []
         self.lmq_names: list[str] = []
         self.bodies: list[bytes] = []
         self.numbers: list[int] = []
         """The count and the sequence of each run."""
         self.publishers: list[Publisher] = []
-
-    @property
-    def counts(self) -> Sequence[int]:
-        """Messages of each run."""
-        return self.numbers[::2]
 
     def has_room(self, body_bytes: int) -> bool:
         fits = self.body_bytes + body_bytes <= OPERATION_BYTES_MAX
@@ -132,31 +131,37 @@ class _Runs(PlainOperation):
         if sequence:
             self.source = self.array.producer_id
 
-    def add_to(self, columns: OperationColumns) -> tuple[int, int]:
+    def add_to(self, columns: OperationColumns, partition: int, broker_epoch: int) -> None:
         columns.lmq_names += self.lmq_names
         columns.bodies += self.bodies
         columns.runs += self.numbers
-        return len(self.request_ids), 0
+        columns.operations += (
+            partition,
+            broker_epoch,
+            self.request_id,
+            columns.sources[self.source],
+            self.topic.version,
+            self.steps,
+            0,
+        )
 
     def long_form(self) -> exchange_pb2.Operation:
         operation = exchange_pb2.Operation()
         appends = operation.appends
         appends.lmq_names.extend(self.lmq_names)
         appends.bodies.extend(self.bodies)
-        appends.counts.extend(self.counts)
+        appends.counts.extend(self.numbers[::2])
         appends.sequences.extend(self.numbers[1::2])
         appends.producer_id = self.source
-        appends.topic_version = self.topic_version
+        appends.topic_version = self.topic.version
         return operation
 
-    def stored(self, queue_ids: Sequence[int], first_offsets: Sequence[int]) -> None:
-        for publisher in self.publishers:
-            publisher.unanswered -= 1
-        self._arrays.stored(self, queue_ids, first_offsets)
+    def stored(self, runs: Sequence[int]) -> None:
+        array = self.array
+        array.published.add(self.messages, self.topic.name)
+        array.results.stored(self.request_ids, runs, self.publishers, array.share_bytes)
 
     def __call__(self, result: exchange_pb2.OperationResult | TidemarkError) -> None:
-        for publisher in self.publishers:
-            publisher.unanswered -= 1
         self._arrays.answered(self, result)
 
     def __getitem__(self, index: int) -> Run:
@@ -174,6 +179,7 @@ class _Array:
         "now_ms",
         "operation_bytes",
         "producer_id",
+        "published",
         "results",
         "share_bytes",
         "traced",
@@ -186,6 +192,7 @@ class _Array:
         results: Results,
         share_bytes: int,
         now_ms: int,
+        published: Tally,
     ) -> None:
         self.cache = cache
         self.producer_id = producer_id
@@ -193,6 +200,8 @@ class _Array:
         self.share_bytes = share_bytes
         """The share of each of its runs in the bytes that the client may leave unanswered."""
         self.now_ms = now_ms
+        self.published = published
+        """Messages that were stored, of all arrays."""
         self.operation_bytes = OPERATION_BYTES + len(producer_id.encode())
         """About how many bytes an operation takes beside its runs."""
         self.traced = tracing_enabled()
@@ -228,7 +237,8 @@ class RunArrays:
         now_ms: int,
     ) -> None:
         """Publish an array; `results` gets the result of each run, after its commit."""
-        array = _Array(cache, producer_id, results, share_bytes, now_ms)
+        published = self._publish_path.published
+        array = _Array(cache, producer_id, results, share_bytes, now_ms, published)
         for run in runs:
             try:
                 self._take(array, run)
@@ -281,7 +291,8 @@ class RunArrays:
         link, topic = self._links.get(partition), self._topics.known(topic_name)
         if link is None or topic is None:
             return None
-        link.check_serving()
+        if not link.serving:
+            link.check_serving()
         runs = array.gathered[key] = _Runs(self, array, link, topic)
         return runs
 
@@ -298,11 +309,10 @@ class RunArrays:
             self._send(runs)
 
     def _send(self, runs: _Runs) -> None:
-        for publisher in runs.publishers:
-            publisher.unanswered += 1
-        link, lmq_names = runs.link, runs.lmq_names
-        link.ask_plain(runs, len(lmq_names))
-        self._dispatcher.on_appends_queued(link.partition, lmq_names, runs.counts, runs.bodies)
+        link, lmq_names, counts = runs.link, runs.lmq_names, runs.numbers[::2]
+        runs.steps, runs.messages = len(lmq_names), sum(counts)
+        link.ask_plain(runs)
+        self._dispatcher.on_appends_queued(link.partition, lmq_names, counts, runs.bodies)
 
     def answered(self, runs: _Runs, result: exchange_pb2.OperationResult | TidemarkError) -> None:
         """Storage has answered in the long form, or will not answer."""
@@ -318,19 +328,8 @@ class RunArrays:
             _drop_failed(array.cache, runs.publishers)
             self._answer_each(array, runs, appends)
             return
-        self.stored(runs, appends.queue_ids, appends.first_offsets)
-
-    def stored(self, runs: _Runs, queue_ids: Sequence[int], first_offsets: Sequence[int]) -> None:
-        """All runs of an operation are stored now."""
-        self._publish_path.published.add(sum(runs.counts), runs.topic.name)
-        array = runs.array
-        array.results.stored(
-            runs.request_ids,
-            queue_ids,
-            first_offsets,
-            [publisher.publisher_id for publisher in runs.publishers],
-            array.share_bytes * len(runs.request_ids),
-        )
+        stored = zip(appends.queue_ids, appends.first_offsets, strict=True)
+        runs.stored(list(chain.from_iterable(stored)))
 
     def _answer_each(
         self, array: _Array, runs: _Runs, appends: exchange_pb2.AppendRunsResult

@@ -27,26 +27,25 @@ __all__ = ["node"]
 class Runs(PlainOperation):
     """One run."""
 
-    def __init__(self, lmq_name: str) -> None:
-        super().__init__()
-        self.size = 100
-        self.source, self.topic_version = "till-7", 3
+    def __init__(self, lmq_name: str, steps: int = 1) -> None:
+        self.size, self.steps = 100, steps
         self.lmq_name = lmq_name
         self.answers: list[object] = []
 
-    def add_to(self, columns: OperationColumns) -> tuple[int, int]:
+    def add_to(self, columns: OperationColumns, partition: int, broker_epoch: int) -> None:
         columns.lmq_names.append(self.lmq_name)
         columns.bodies.append(b"x")
         columns.runs += (1, 7)
-        return 1, 0
+        source = columns.sources["till-7"]
+        columns.operations += (partition, broker_epoch, self.request_id, source, 3, 1, 0)
 
     def long_form(self) -> Operation:
         operation = Operation()
         operation.appends.lmq_names.append(self.lmq_name)
         return operation
 
-    def stored(self, queue_ids: Sequence[int], first_offsets: Sequence[int]) -> None:
-        self.answers.append((*queue_ids, *first_offsets))
+    def stored(self, runs: Sequence[int]) -> None:
+        self.answers.append((*runs,))
 
     def __call__(self, result: OperationResult | TidemarkError) -> None:
         self.answers.append(result)
@@ -56,14 +55,13 @@ class Acks(PlainOperation):
     """Two acks."""
 
     def __init__(self) -> None:
-        super().__init__()
-        self.size = 100
-        self.source = "till"
+        self.size, self.steps = 100, 1
         self.answers: list[object] = []
 
-    def add_to(self, columns: OperationColumns) -> tuple[int, int]:
+    def add_to(self, columns: OperationColumns, partition: int, broker_epoch: int) -> None:
         columns.receipts += [b"r", b"s"]
-        return 0, 2
+        source = columns.sources["till"]
+        columns.operations += (partition, broker_epoch, self.request_id, source, 0, 0, 2)
 
     def long_form(self) -> Operation:
         raise AssertionError("it is not needed")
@@ -312,7 +310,7 @@ async def test_columns_count_for_what_a_partition_may_leave_unanswered(node: Nod
     """L1: storage would stop reading, also what other partitions send."""
     node.connect()
     for _ in range(3):
-        node.links[0].ask_plain(Runs("t/a"), UNANSWERED_OPERATIONS_MAX // 2)
+        node.links[0].ask_plain(Runs("t/a", UNANSWERED_OPERATIONS_MAX // 2))
 
     sent = operations(node.frame())
 

@@ -21,22 +21,20 @@ class Link:
     """Keeps what is asked of the last partition."""
 
     partition = 2**16 - 1
+    serving = True
 
     def __init__(self) -> None:
         self.asked: list[PlainOperation] = []
 
-    def ask_plain(self, operation: PlainOperation, steps: int = 1) -> None:
+    def ask_plain(self, operation: PlainOperation) -> None:
         self.asked.append(operation)
-
-    def check_serving(self) -> None:
-        pass
 
 
 def appended(runs: int, producer_id: str, lmq_name: str) -> PlainOperation:
     link = Link()
     links, topics, path, cache = {link.partition: link}, Mock(), Mock(), Mock(opening=())
     topics.known.return_value = Topic("orders", version=2**40)
-    cache.find.return_value = Mock(partitions=(link.partition,), unanswered=0)
+    cache.find.return_value = Mock(partitions=(link.partition,))
     cache.find.return_value.lease.failed = False
     arrays = RunArrays(path, links, topics, Mock())  # type: ignore[arg-type]
     body = body_of([b""])

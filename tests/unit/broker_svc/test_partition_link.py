@@ -34,6 +34,8 @@ from tidemark.rpc import from_status, open_channel
 from tidemark.rpc.statuses import to_status
 from tidemark.settings import BrokerSettings
 
+MANY_BYTES = 1 << 30
+
 
 class Offers:
     """Counts how often all waiting consumers are offered to storage again, and the notices."""
@@ -112,6 +114,7 @@ async def test_what_a_frame_hands_out_is_told_before_what_it_says_has_expired(
     link.take(health(1, topic_pb2.PARTITION_STATE_SERVING))
     answer = link.send(Operation(purge=Purge(lmq_name="t")))
     answer.add_done_callback(lambda _: offers.told.append("result"))
+    link.unanswered.move(MANY_BYTES, MANY_BYTES)
 
     result = OperationResult(request_id=1)
     link.take(PartitionResponse(results=[result], expired_reservation_ids=[7]))
@@ -257,6 +260,7 @@ async def test_an_operation_of_a_fenced_broker_gets_the_end_of_the_link_as_its_a
     link.take(health(1, topic_pb2.PARTITION_STATE_SERVING))
     link.follow(Assigned(2, "other", "other:1"))
     fenced, refused = (link.send(Operation(purge=Purge(lmq_name="t"))) for _ in range(2))
+    link.unanswered.move(MANY_BYTES, MANY_BYTES)
     of_broker = to_status(Fenced("held under epoch 2", epoch="2", owner="other:1"))
     of_client = to_status(Fenced("owned under epoch 2", epoch="2"))
 

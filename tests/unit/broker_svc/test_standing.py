@@ -57,7 +57,7 @@ class Waiting(NamedTuple):
 
     def asked(self) -> list[Operation]:
         """The operations since the last time, which are under way now."""
-        moved, _ = self.link.move(MANY_BYTES, MANY_BYTES)
+        moved, _ = self.link.unanswered.move(MANY_BYTES, MANY_BYTES)
         return [as_operation(each) for each in moved]
 
     async def answer(self, *results: OperationResult) -> None:

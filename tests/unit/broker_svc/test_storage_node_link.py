@@ -113,10 +113,10 @@ async def test_a_partition_that_does_not_answer_delays_no_other(node: Node) -> N
     for _ in range(2 * FRAMES_IN_FLIGHT_MAX):
         node.send(0, *[small() for _ in range(2000)])
         node.send(1)
-        parts = {part.partition: len(part.operations) for part in node.frame().parts}
-        sent += parts.get(0, 0)
-        assert parts[1] == 1
-        node.answer(1, results=[OperationResult(request_id=node.links[1]._unanswered._request_ids)])
+        parts = {part.partition: part.operations for part in node.frame().parts}
+        sent += len(parts.get(0, ()))
+        (of_other,) = parts[1]
+        node.answer(1, results=[OperationResult(request_id=of_other.request_id)])
 
     assert sent == UNANSWERED_OPERATIONS_MAX
     assert not node.has_frame()
@@ -138,6 +138,24 @@ async def test_every_partition_gets_its_share_of_a_frame(node: Node) -> None:
     assert max(frame.ByteSize() for frame in frames) <= FRAME_BYTES_MAX
     counts = [sum(len(part.operations) for part in frame.parts) for frame in frames]
     assert sum(counts) == 3 * 6 + 1
+
+
+async def test_later_operations_of_a_partition_fit_the_frame_as_well(node: Node) -> None:
+    """S3: others may have taken more than their share, each with one large operation."""
+    node.connect()
+    mib = 1024 * 1024
+    for partition in (0, 1, 2):
+        node.send(partition, large(4 * mib))
+    node.send(3, large(24 * mib // 10))
+    node.send(4, small(), large(24 * mib // 10))
+    node.send(5, large(4 * mib))
+
+    frames = []
+    while node.has_frame():
+        frames.append(node.frame())
+
+    assert max(frame.ByteSize() for frame in frames) <= FRAME_BYTES_MAX
+    assert sum(len(part.operations) for frame in frames for part in frame.parts) == 7
 
 
 async def test_a_part_that_ends_leaves_the_others_bound(node: Node) -> None:
@@ -171,6 +189,21 @@ async def test_answers_under_an_earlier_epoch_are_ignored(node: Node) -> None:
     node.answer(0, EPOCH - 1, results=[OperationResult(request_id=1)])
 
     assert node.links[0].waiting == 1
+
+
+async def test_an_answer_to_what_was_not_sent_is_ignored(node: Node) -> None:
+    """S2: the operation is sent, and gets the answer that follows."""
+    node.connect()
+    node.send(0)
+
+    node.answer(0, results=[OperationResult(request_id=1)])
+    before = node.links[0].waiting
+    (part,) = node.frame().parts
+    node.answer(0, results=[OperationResult(request_id=1)])
+
+    assert before == 1
+    assert [each.request_id for each in part.operations] == [1]
+    assert node.links[0].waiting == 0
 
 
 async def test_a_response_that_a_link_cannot_take_ends_only_its_part(node: Node) -> None:
