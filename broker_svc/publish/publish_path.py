@@ -211,7 +211,6 @@ class PublishPath:
         if run.sequence:
             append.producer_id = attempt.producer_id
             append.sequence = run.sequence
-        attempt.publisher.unanswered += 1
         link.ask(operation, partial(self._answered, attempt, link, again))
         if not run.delay_ms:
             queue = (link.partition, run.lmq_name)
@@ -225,7 +224,6 @@ class PublishPath:
         result: exchange_pb2.OperationResult | TidemarkError,
     ) -> None:
         run, publisher = attempt.run, attempt.publisher
-        publisher.unanswered -= 1
         if publisher.lease.failed:
             attempt.cache.destroy(publisher)
         if isinstance(result, TidemarkError):

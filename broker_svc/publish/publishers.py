@@ -18,10 +18,10 @@ class Publisher:
     """The right to publish to one queue. Cannot be copied: a second publisher is a second call.
 
     Its sink is the link of the partition that a run goes to; nothing waits here, so an idle
-    publisher costs no task. `unanswered` counts the runs in flight.
+    publisher costs no task.
     """
 
-    __slots__ = ("last_used_ms", "lease", "lmq_name", "partitions", "publisher_id", "unanswered")
+    __slots__ = ("last_used_ms", "lease", "lmq_name", "partitions", "publisher_id")
 
     def __init__(self, publisher_id: int, lmq_name: str, lease: Lease, now_ms: int) -> None:
         self.publisher_id = publisher_id
@@ -29,7 +29,6 @@ class Publisher:
         self.lease = lease
         self.partitions = tuple(queue.partition for queue in lease.queues)
         self.last_used_ms = now_ms
-        self.unanswered = 0
 
     def widen(self, lease: Lease) -> None:
         """Its queue spans more partitions now: the same publisher uses all of them."""
