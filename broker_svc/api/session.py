@@ -25,7 +25,7 @@ from broker_svc.components import BrokerComponents
 from broker_svc.exclusive.registry import Subscriber
 from broker_svc.links.partition_link import PartitionLink
 from broker_svc.publish.publishers import Publisher, PublisherCache
-from broker_svc.publish.run_arrays import runs_of
+from broker_svc.publish.run_arrays import Run, runs_of
 from tidemark import limits
 from tidemark.api.broker.v1 import broker_pb2, message_pb2, subscription_pb2
 from tidemark.errors import (
@@ -300,13 +300,13 @@ class Session:
 
     def stored(
         self,
-        request_ids: Sequence[int],
-        runs: Sequence[int],
+        runs: Sequence[Run],
+        places: Sequence[int],
         publishers: Sequence[Publisher],
         share_bytes: int,
     ) -> None:
-        self._output.add_receipts(request_ids, runs, publishers)
-        count = len(request_ids)
+        self._output.add_receipts(runs, places, publishers)
+        count = len(runs)
         self._unanswered -= count
         self._unanswered_bytes -= count * share_bytes
         if not self._read_on.is_set():

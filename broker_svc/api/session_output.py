@@ -10,6 +10,7 @@ from typing import Final
 
 from broker_svc.consume.consumer import HandedOut, Room
 from broker_svc.publish.publishers import Publisher
+from broker_svc.publish.run_arrays import Run
 from tidemark.api.broker.v1 import broker_pb2, message_pb2
 
 UNSENT_BYTES_MAX: Final = 4 * 1024 * 1024
@@ -48,11 +49,11 @@ class SessionOutput:
         """Set when there is something to send, or when the session may have ended."""
         self.room = Room(UNSENT_BYTES_MAX)
         self._unsent_bytes = 0
-        self._request_ids: list[int] = []
-        self._stored_runs: list[int] = []
+        self._stored_runs: list[Run] = []
+        self._stored_places: list[int] = []
         self._publishers: list[Publisher] = []
-        """The columns of receipts, with two numbers for each run. Partitions add theirs one after
-        another, and most have few: they are put in rows once for all."""
+        """What receipts are made of, with two numbers for the place of each run. Partitions add
+        theirs one after another, and most have few: receipts are made once for all."""
         self._array: message_pb2.DeliveryArray | None = None
         """The array that further deliveries can join."""
 
@@ -95,36 +96,37 @@ class SessionOutput:
 
     def add_receipts(
         self,
-        request_ids: Sequence[int],
-        runs: Sequence[int],
+        runs: Sequence[Run],
+        places: Sequence[int],
         publishers: Sequence[Publisher],
     ) -> None:
-        """Receipts of runs that came in columns: `runs` has the queue id and the first offset of
+        """Receipts of runs that came in columns: `places` has the queue id and the first offset of
         each. They share one part of the frame."""
-        if 2 * len(request_ids) != len(runs):
+        if 2 * len(runs) != len(places):
             raise ValueError("not as many results as runs")
-        if not self._request_ids:  # else it is set already
+        if not self._stored_runs:  # else it is set already
             self.wakeup.set()
-        self._request_ids += request_ids
         self._stored_runs += runs
+        self._stored_places += places
         self._publishers += publishers
 
     def take(self) -> tuple[broker_pb2.SessionResponse, int]:
         """The gathered output, and the bytes of room that it takes until it is sent."""
         frame, self.frame, self._array = self.frame, broker_pb2.SessionResponse(), None
-        if self._request_ids:
-            runs = self._stored_runs
+        if self._stored_runs:
+            places = self._stored_places
+            request_ids = [request_id for _, _, (request_id, _, _, _) in self._stored_runs]
             publisher_ids = [each.publisher_id for each in self._publishers]
-            receipts = zip(self._request_ids, runs[::2], runs[1::2], publisher_ids, strict=True)
+            receipts = zip(request_ids, places[::2], places[1::2], publisher_ids, strict=True)
             frame.published_arrays.add(receipts=chain.from_iterable(receipts))
-            self._request_ids, self._stored_runs, self._publishers = [], [], []
+            self._stored_runs, self._stored_places, self._publishers = [], [], []
         unsent_bytes, self._unsent_bytes = self._unsent_bytes, 0
         return frame, unsent_bytes
 
     @property
     def results(self) -> int:
         """How many results and notices wait to be sent."""
-        results = len(self._request_ids)
+        results = len(self._stored_runs)
         for field, part in self.frame.ListFields():
             if field.name in _RESULTS:
                 results += len(part)

@@ -10,7 +10,7 @@ Nothing here waits on a timer.
 """
 
 import asyncio
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping
 from functools import partial
 
 from broker_svc.consume.consumer import (
@@ -153,15 +153,13 @@ class Dispatcher:
     def on_appends_queued(
         self,
         partition: int,
-        lmq_names: Sequence[str],
-        counts: Sequence[int],
-        bodies: Sequence[bytes],
+        runs: Iterable[tuple[str, int, int]],
     ) -> None:
-        """The same for runs of many queues of a partition."""
+        """The same for runs of many queues of a partition: their queues, messages and bytes."""
         by_queue = self._by_queue
-        for lmq_name, messages, body in zip(lmq_names, counts, bodies, strict=True):
+        for lmq_name, messages, body_bytes in runs:
             if (partition, lmq_name) in by_queue:
-                self.on_append_queued((partition, lmq_name), messages, len(body))
+                self.on_append_queued((partition, lmq_name), messages, body_bytes)
 
     def on_return_queued(self, key: FeedKey) -> None:
         """A consumer of the feed gives messages back with the next frame."""

@@ -56,7 +56,7 @@ class AskedOperation:
         """Add its entries."""
         raise NotImplementedError
 
-    def stored(self, runs: Sequence[int]) -> None:
+    def stored(self, places: Sequence[int]) -> None:
         """All its runs are stored now: the queue id and the first offset of each."""
         raise NotImplementedError
 

@@ -183,13 +183,13 @@ class UnansweredOperations:
         """Storage has answered operations in columns."""
         if commit > self.witnessed_commit:
             self.witnessed_commit = commit
-        for request_id, runs, messages in results:
+        for request_id, places, messages in results:
             operation = self._answered(request_id)
             if operation is None:
                 continue
             try:
-                if runs:
-                    operation.stored(runs)
+                if places:
+                    operation.stored(places)
                 else:
                     operation.acked(messages)
             except Exception:  # as `pass_on` does

@@ -70,29 +70,26 @@ class Results(Protocol):
 
     def stored(
         self,
-        request_ids: Sequence[int],
-        runs: Sequence[int],
+        runs: Sequence[Run],
+        places: Sequence[int],
         publishers: Sequence[Publisher],
         share_bytes: int,
     ) -> None:
-        """Results of several runs that are stored: `runs` has the queue id and the first offset of
-        each, and each counted for `share_bytes`."""
+        """Results of several runs that are stored: `places` has the queue id and the first offset
+        of each, and each counted for `share_bytes`."""
 
 
 class _Runs(PlainOperation):
-    """Runs of one array for one partition and topic, until storage has answered. In columns."""
+    """Runs of one array for one partition and topic, until storage has answered."""
 
     __slots__ = (
         "_arrays",
         "array",
-        "bodies",
         "body_bytes",
         "link",
-        "lmq_names",
         "messages",
-        "numbers",
         "publishers",
-        "request_ids",
+        "runs",
         "source",
         "topic",
     )
@@ -108,33 +105,28 @@ class _Runs(PlainOperation):
         """The producer, if any of them has a sequence."""
         self.size = array.operation_bytes
         self.messages = self.body_bytes = 0
-        self.request_ids: list[int] = []
-        self.lmq_names: list[str] = []
-        self.bodies: list[bytes] = []
-        self.numbers: list[int] = []
-        """The count and the sequence of each run."""
+        self.runs: list[Run] = []
         self.publishers: list[Publisher] = []
 
     def has_room(self, body_bytes: int) -> bool:
         fits = self.body_bytes + body_bytes <= OPERATION_BYTES_MAX
-        return fits and len(self.request_ids) < limits.APPENDS_PER_OPERATION_MAX
+        return fits and len(self.runs) < limits.APPENDS_PER_OPERATION_MAX
 
     def add(self, run: Run, publisher: Publisher) -> None:
-        lmq_name, body, (request_id, count, sequence, _) = run
-        self.request_ids.append(request_id)
-        self.lmq_names.append(lmq_name)
-        self.bodies.append(body)
-        self.numbers += (count, sequence)
+        lmq_name, body, (_, count, sequence, _) = run
+        self.runs.append(run)
         self.publishers.append(publisher)
+        self.messages += count
         self.body_bytes += len(body)
         self.size += len(body) + 4 * len(lmq_name) + _RUN_BYTES
         if sequence:
             self.source = self.array.producer_id
 
     def add_to(self, columns: OperationColumns, partition: int, broker_epoch: int) -> None:
-        columns.lmq_names += self.lmq_names
-        columns.bodies += self.bodies
-        columns.runs += self.numbers
+        for lmq_name, body, (_, count, sequence, _) in self.runs:
+            columns.lmq_names.append(lmq_name)
+            columns.bodies.append(body)
+            columns.runs += (count, sequence)
         columns.operations += (
             partition,
             broker_epoch,
@@ -148,26 +140,22 @@ class _Runs(PlainOperation):
     def long_form(self) -> exchange_pb2.Operation:
         operation = exchange_pb2.Operation()
         appends = operation.appends
-        appends.lmq_names.extend(self.lmq_names)
-        appends.bodies.extend(self.bodies)
-        appends.counts.extend(self.numbers[::2])
-        appends.sequences.extend(self.numbers[1::2])
+        for lmq_name, body, (_, count, sequence, _) in self.runs:
+            appends.lmq_names.append(lmq_name)
+            appends.bodies.append(body)
+            appends.counts.append(count)
+            appends.sequences.append(sequence)
         appends.producer_id = self.source
         appends.topic_version = self.topic.version
         return operation
 
-    def stored(self, runs: Sequence[int]) -> None:
+    def stored(self, places: Sequence[int]) -> None:
         array = self.array
         array.published.add(self.messages, self.topic.name)
-        array.results.stored(self.request_ids, runs, self.publishers, array.share_bytes)
+        array.results.stored(self.runs, places, self.publishers, array.share_bytes)
 
     def __call__(self, result: exchange_pb2.OperationResult | TidemarkError) -> None:
         self._arrays.answered(self, result)
-
-    def __getitem__(self, index: int) -> Run:
-        count, sequence = self.numbers[2 * index : 2 * index + 2]
-        numbers = self.request_ids[index], count, sequence, self.link.partition
-        return self.lmq_names[index], self.bodies[index], numbers
 
 
 class _Array:
@@ -309,10 +297,11 @@ class RunArrays:
             self._send(runs)
 
     def _send(self, runs: _Runs) -> None:
-        link, lmq_names, counts = runs.link, runs.lmq_names, runs.numbers[::2]
-        runs.steps, runs.messages = len(lmq_names), sum(counts)
+        link, sent = runs.link, runs.runs
+        runs.steps = len(sent)
         link.ask_plain(runs)
-        self._dispatcher.on_appends_queued(link.partition, lmq_names, counts, runs.bodies)
+        queued = [(lmq_name, count, len(body)) for lmq_name, body, (_, count, _, _) in sent]
+        self._dispatcher.on_appends_queued(link.partition, queued)
 
     def answered(self, runs: _Runs, result: exchange_pb2.OperationResult | TidemarkError) -> None:
         """Storage has answered in the long form, or will not answer."""
@@ -320,7 +309,7 @@ class RunArrays:
         if isinstance(result, TidemarkError) or result.HasField("error"):
             _drop_failed(array.cache, runs.publishers)
             error = result if isinstance(result, TidemarkError) else from_status(result.error)
-            for request_id in runs.request_ids:
+            for _, _, (request_id, _, _, _) in runs.runs:
                 array.refuse(request_id, error)
             return
         appends = result.appends
@@ -328,8 +317,8 @@ class RunArrays:
             _drop_failed(array.cache, runs.publishers)
             self._answer_each(array, runs, appends)
             return
-        stored = zip(appends.queue_ids, appends.first_offsets, strict=True)
-        runs.stored(list(chain.from_iterable(stored)))
+        places = zip(appends.queue_ids, appends.first_offsets, strict=True)
+        runs.stored(list(chain.from_iterable(places)))
 
     def _answer_each(
         self, array: _Array, runs: _Runs, appends: exchange_pb2.AppendRunsResult
@@ -338,7 +327,7 @@ class RunArrays:
         refusals = {each.index: each.error for each in appends.refused}
         repeats = {each.index: each.schedule_id for each in appends.repeated_runs}
         for index, publisher in enumerate(runs.publishers):
-            run, error = runs[index], refusals.get(index)
+            run, error = runs.runs[index], refusals.get(index)
             request_id, count, _, partition = run[2]
             if error is None:
                 self._publish_path.published.add(count, runs.topic.name)

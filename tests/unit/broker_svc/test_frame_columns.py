@@ -44,8 +44,8 @@ class Runs(PlainOperation):
         operation.appends.lmq_names.append(self.lmq_name)
         return operation
 
-    def stored(self, runs: Sequence[int]) -> None:
-        self.answers.append((*runs,))
+    def stored(self, places: Sequence[int]) -> None:
+        self.answers.append((*places,))
 
     def __call__(self, result: OperationResult | TidemarkError) -> None:
         self.answers.append(result)
