@@ -50,7 +50,7 @@ class _Waiting:
 class _Acked(PlainOperation):
     """Acks of one client in one partition."""
 
-    __slots__ = ("_client_id", "_held", "_receipts", "_settled", "_waiting")
+    __slots__ = ("_client_id", "_held", "_settled", "_waiting")
 
     def __init__(
         self,
@@ -66,12 +66,13 @@ class _Acked(PlainOperation):
         self._waiting = waiting
         self._held = held
         self._settled = settled
-        self._receipts = [each.receipt for each in held]
-        self.size = operation_bytes + sum(map(len, self._receipts)) + _ENTRY_BYTES * len(held)
+        self.size = operation_bytes
+        for each in held:
+            self.size += len(each.receipt) + _ENTRY_BYTES
 
     def add_to(self, columns: OperationColumns, partition: int, broker_epoch: int) -> None:
-        receipts = self._receipts
-        columns.receipts += receipts
+        for each in self._held:
+            columns.receipts.append(each.receipt)
         columns.operations += (
             partition,
             broker_epoch,
@@ -79,13 +80,13 @@ class _Acked(PlainOperation):
             columns.sources[self._client_id],
             0,
             0,
-            len(receipts),
+            len(self._held),
         )
 
     def long_form(self) -> exchange_pb2.Operation:
         operation = exchange_pb2.Operation()
         operation.acks.client_id = self._client_id
-        operation.acks.receipts.extend(self._receipts)
+        operation.acks.receipts.extend([each.receipt for each in self._held])
         return operation
 
     def acked(self, messages: Sequence[int]) -> None:
