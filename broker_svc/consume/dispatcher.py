@@ -150,17 +150,6 @@ class Dispatcher:
             if feed.standing is None or not feed.standing.cover(messages, body_bytes):
                 self._coming.setdefault(feed.partition, {})[feed.key] = None
 
-    def on_appends_queued(
-        self,
-        partition: int,
-        runs: Iterable[tuple[str, int, int]],
-    ) -> None:
-        """The same for runs of many queues of a partition: their queues, messages and bytes."""
-        by_queue = self._by_queue
-        for lmq_name, messages, body_bytes in runs:
-            if (partition, lmq_name) in by_queue:
-                self.on_append_queued((partition, lmq_name), messages, body_bytes)
-
     def on_return_queued(self, key: FeedKey) -> None:
         """A consumer of the feed gives messages back with the next frame."""
         feed = self._feeds.get(key)

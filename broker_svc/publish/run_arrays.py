@@ -297,11 +297,12 @@ class RunArrays:
             self._send(runs)
 
     def _send(self, runs: _Runs) -> None:
-        link, sent = runs.link, runs.runs
+        partition, sent = runs.link.partition, runs.runs
         runs.steps = len(sent)
-        link.ask_plain(runs)
-        queued = [(lmq_name, count, len(body)) for lmq_name, body, (_, count, _, _) in sent]
-        self._dispatcher.on_appends_queued(link.partition, queued)
+        runs.link.ask_plain(runs)
+        on_append_queued = self._dispatcher.on_append_queued
+        for lmq_name, body, (_, count, _, _) in sent:
+            on_append_queued((partition, lmq_name), count, len(body))
 
     def answered(self, runs: _Runs, result: exchange_pb2.OperationResult | TidemarkError) -> None:
         """Storage has answered in the long form, or will not answer."""
