@@ -131,7 +131,6 @@ class Subscribers:
             return
         subscriber.subscriptions[key] = subscription
         self._per_group[key[0]] += 1
-        subscription.lease.join(key[0])
         if subscription.exclusive is not None:
             subscription.exclusive.subscriptions += 1
         if consumer is not None:

@@ -108,7 +108,7 @@ class Subscriptions:
         partitions = partitions_of(topic.name, topic, self._settings.partitions)
         for subscriber, key, narrow in self._subscribers.consuming(topic.name):
             if len(narrow.lease.queues) < len(partitions):
-                lease = await self._leases.acquire(topic.name, topic)
+                lease = await self._leases.acquire(topic.name, topic, key[0])
                 if subscriber.subscriptions.get(key) is not narrow:
                     lease.release()  # it has ended meanwhile
                     continue
@@ -236,7 +236,7 @@ class Subscriptions:
         if not topic.settings.exclusive:
             if key not in subscriber.subscriptions:
                 with self._subscribers.joins(subscriber, key):
-                    lease = await self._leases.acquire(entry.lmq_name, topic)
+                    lease = await self._leases.acquire(entry.lmq_name, topic, group)
                     await self._place(lease, group, start)
                     self._subscribers.begin(subscriber, key, Subscription(lease, consumer))
                 current = self._topics.known(topic.name)
@@ -258,7 +258,7 @@ class Subscriptions:
         topic: Topic,
         start: subscription_pb2.StartPosition | None,
     ) -> tuple[State, int]:
-        lease = await self._leases.acquire(queue.lmq_name, topic)
+        lease = await self._leases.acquire(queue.lmq_name, topic, key[0])
         held = subscriber.subscriptions.get(key)
         epoch = 0 if held is None else held.epoch
         try:
@@ -299,7 +299,7 @@ class Subscriptions:
             held = subscriber.subscriptions.get(key)
             if held is None or held.consumer is not consumer:
                 with self._subscribers.joins(subscriber, key):
-                    lease = await self._leases.acquire(entry.lmq_name, topic)
+                    lease = await self._leases.acquire(entry.lmq_name, topic, group)
                     self._own(subscriber, key, Subscription(lease, consumer, queue, entry.epoch))
             return ACTIVE, entry.epoch
 

@@ -31,9 +31,11 @@ class Lease:
 
     __slots__ = ("_group", "_leases", "queues")
 
-    def __init__(self, leases: "ActivityLeases", queues: tuple[TrackedQueue, ...]) -> None:
+    def __init__(
+        self, leases: "ActivityLeases", queues: tuple[TrackedQueue, ...], group: str
+    ) -> None:
         self._leases: ActivityLeases | None = leases
-        self._group: str | None = None
+        self._group = group
         self.queues = queues
 
     @property
@@ -64,17 +66,11 @@ class Lease:
         if len(away) == len(loading):
             raise away[0]
 
-    def join(self, group: str) -> None:
-        """A client subscribes: until the release, storage keeps the group (R14)."""
-        if self._leases is not None and self._group is None:
-            self._group = group
-            self._leases.join(self.queues, group)
-
     def release(self) -> None:
         """Release the lease; a second call does nothing."""
         leases, self._leases = self._leases, None
         if leases is not None:
-            if self._group is not None:
+            if self._group:
                 leases.leave(self.queues, self._group)
             leases.drop(self.queues)
 
@@ -98,21 +94,26 @@ class ActivityLeases:
         self.busy_queues = 0
         """Queues with at least one lease."""
 
-    async def acquire(self, lmq_name: str, topic: Topic) -> Lease:
-        """A lease on a queue; brings the topic to partitions that do not have it yet."""
+    async def acquire(self, lmq_name: str, topic: Topic, group: str = "") -> Lease:
+        """A lease on a queue; brings the topic to partitions that do not have it yet.
+
+        With `group`, a client subscribes: until the release, storage keeps the group (R14).
+        """
         partitions = partitions_of(lmq_name, topic, len(self._links))
         idle_after_ms = topic.settings.idle_after_ms
         try:
-            return await self.create(lmq_name, partitions, idle_after_ms)
+            return await self.create(lmq_name, partitions, idle_after_ms, group)
         except TopicNotFound:
             topic = await self._topics.renew(topic.name)
             reachable = [each for each in partitions if self._links[each].connected.is_set()]
             await asyncio.gather(*(self._topics.bring(number, topic) for number in reachable))
-            return await self.create(lmq_name, partitions, idle_after_ms)
+            return await self.create(lmq_name, partitions, idle_after_ms, group)
 
-    async def create(self, lmq_name: str, partitions: tuple[int, ...], idle_after_ms: int) -> Lease:
+    async def create(
+        self, lmq_name: str, partitions: tuple[int, ...], idle_after_ms: int, group: str = ""
+    ) -> Lease:
         """A lease on a queue that storage has loaded, created if it did not exist."""
-        while (lease := self.begin(lmq_name, partitions, idle_after_ms)) is None:
+        while (lease := self.begin(lmq_name, partitions, idle_after_ms, group)) is None:
             await self._cleaned(lmq_name, partitions)
         try:
             await lease.loaded()
@@ -121,7 +122,9 @@ class ActivityLeases:
             raise
         return lease
 
-    def begin(self, lmq_name: str, partitions: tuple[int, ...], idle_after_ms: int) -> Lease | None:
+    def begin(
+        self, lmq_name: str, partitions: tuple[int, ...], idle_after_ms: int, group: str = ""
+    ) -> Lease | None:
         """A lease on a queue that is being loaded: later operations on it follow the loading.
 
         None during a cleanup of the queue: wait for it, or use `create`.
@@ -135,9 +138,13 @@ class ActivityLeases:
             queue.leases += 1
             self.active += 1
             self.busy_queues += queue.leases == 1
-            if queue.loading is None or _has_failed(queue.loading):
-                queue.loading = self._load(queue)
-        return Lease(self, tuple(queues))
+            if group:
+                queue.groups[group] = queue.groups.get(group, 0) + 1
+            is_loaded = queue.loading is not None and not _has_failed(queue.loading)
+            if not is_loaded or queue.groups.get(group) == 1:  # or the group is reported
+                reported = self._load(queue)
+                queue.loading = queue.loading if is_loaded else reported
+        return Lease(self, tuple(queues), group)
 
     def reload(self, partition: int) -> None:
         """Storage may have unloaded its queues: load those with a lease again.
@@ -147,14 +154,6 @@ class ActivityLeases:
         for queue in self._tracking:
             if queue.partition == partition:
                 queue.loading = self._load(queue) if queue.leases else None
-
-    def join(self, queues: tuple[TrackedQueue, ...], group: str) -> None:
-        """A client subscribes to a queue: storage keeps its group meanwhile (R14)."""
-        for queue in queues:
-            queue.groups[group] = queue.groups.get(group, 0) + 1
-            if queue.groups[group] == 1:
-                reported = self._load(queue)
-                queue.loading = queue.loading or reported
 
     def leave(self, queues: tuple[TrackedQueue, ...], group: str) -> None:
         """A subscription has ended; the age of a group counts from the end of the last one."""

@@ -1,9 +1,14 @@
 """Which groups have a consumer, as a broker reports it to storage: those do not expire (R14)."""
 
+import pytest
+
+from broker_svc.links.partition_link import PartitionLink
+from broker_svc.links.unanswered_operations import Answer
 from tests.service.broker.conftest import StartBroker
 from tests.support.local_broker import QUEUE, LocalBroker, until
 from tests.support.retention_calls import rows_of
 from tests.support.session import Consumer
+from tidemark.api.storage.v1 import exchange_pb2
 from tidemark.api.storage.v1.retention_pb2 import SCAN_TABLE_NAME_GROUPS
 from tidemark.api.storage.v1.retention_pb2_grpc import RetentionServiceStub
 from tidemark.clock import ManualClock
@@ -55,3 +60,24 @@ async def test_a_subscription_keeps_its_group_and_no_other(start: StartBroker) -
     await until_in_use(local, clock, consumers[1], mail=True, audit=False)
     await second.abort()
     await until_in_use(local, clock, mail=False, audit=False)
+
+
+async def test_a_subscription_loads_its_queue_and_reports_its_group_at_once(
+    start: StartBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """R14: one operation, of many queues one each."""
+    local = await start(ManualClock(), partitions=1)
+    consumer = (await local.session("bob")).open_consumer("mail")
+    loaded: list[list[str]] = []
+    send = PartitionLink.send
+
+    def noted(link: PartitionLink, operation: exchange_pb2.Operation) -> Answer:
+        if operation.HasField("materialize"):
+            loaded.append(list(operation.materialize.groups))
+        return send(link, operation)
+
+    monkeypatch.setattr(PartitionLink, "send", noted)
+    await consumer.subscribe(QUEUE)
+    await consumer.subscribe(QUEUE)  # again: changes nothing
+
+    assert loaded == [["mail"]]

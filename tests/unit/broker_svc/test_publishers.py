@@ -31,7 +31,7 @@ class Made:
     def lease(self, lmq_name: str) -> Lease:
         queue = self.tracking.get((0, lmq_name), IDLE_AFTER_MS, self.clock.monotonic_ms())
         queue.leases += 1
-        return Lease(self.leases, (queue,))
+        return Lease(self.leases, (queue,), "")
 
     def publisher(self, lmq_name: str) -> Publisher:
         return self.cache.add(lmq_name, self.lease(lmq_name), self.clock.monotonic_ms())

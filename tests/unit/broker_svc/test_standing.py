@@ -52,7 +52,7 @@ class Waiting(NamedTuple):
 
     def subscribe(self, lmq_name: str) -> None:
         leases: Any = None  # released by no test
-        lease = Lease(leases, (TrackedQueue(0, lmq_name, 1000, 0),))
+        lease = Lease(leases, (TrackedQueue(0, lmq_name, 1000, 0),), "")
         self.dispatcher.subscribe(self.consumer, lease)
 
     def asked(self) -> list[Operation]:
