@@ -162,7 +162,8 @@ class Subscriptions:
             case _:
                 raise InvalidArgument("a sync requires a mode", field="mode")
         changes = [self._one(change, subscriber, group, entry, consumer) for entry in sync.entries]
-        result.results.extend(await asyncio.gather(*changes))
+        # Completed even if the client disconnects: half a takeover would block others.
+        result.results.extend(await asyncio.shield(asyncio.gather(*changes)))
         return result
 
     def heartbeat(
@@ -210,9 +211,8 @@ class Subscriptions:
         result = subscription_pb2.SubscriptionResult(lmq_name=entry.lmq_name)
         try:
             topic = await self._topics.get(LmqName.parse(entry.lmq_name).topic)
-            # Completed even if the client disconnects: half a takeover would block others.
-            changing = asyncio.ensure_future(change(subscriber, group, entry, consumer, topic))
-            result.state, result.epoch = await asyncio.shield(changing)
+            state, epoch = await change(subscriber, group, entry, consumer, topic)
+            result.state, result.epoch = state, epoch
             if result.state == ACTIVE:
                 self._check_here(entry.lmq_name, topic)
                 result.other_holders.extend(self._other_holders(entry.lmq_name, topic))
