@@ -135,15 +135,17 @@ async def hand_out_standing(commit: CommitContext) -> list[Reserved | HandedOut]
         Reserved((), more=ask_again, standing_id=standing_id)
         for standing_id, ask_again in commit.ended_standing
     )
+    if not plain:
+        return results
     if len(plain) > HAND_OUTS_PER_RESULT_MAX or commit.handed_out_bytes > ANSWER_BYTES_MAX:
         results += _in_parts(plain)
-    elif plain:
+    else:
         results.append(HandedOut(plain))
     return results
 
 
 def _in_parts(hand_outs: Sequence[HandOut]) -> Iterator[HandedOut]:
-    """Many or large hand-outs, in results of which each fits a frame."""
+    """Many or large hand-outs, at least one, in results of which each fits a frame."""
     part: list[HandOut] = []
     part_bytes = 0
     for each in hand_outs:

@@ -349,3 +349,22 @@ async def test_large_hand_outs_of_one_commit_come_in_frames_that_fit(
     assert {each.standing_id for each in handed_out} == set(range(1, len(groups) + 1))
     assert all(payloads_of(each) == [[large]] for each in handed_out)
     assert exchange.stream.frame_bytes_max < FRAME_BYTES_MAX
+
+
+async def test_large_hand_outs_that_end_their_reserves_come_in_frames_that_fit(
+    exchange: ExchangeClient,
+) -> None:
+    """S3: none of them is plain, and a result without hand-outs would break the stream."""
+    groups = [f"g{number}" for number in range(3)]
+    await exchange.ask(append("jobs", b"first"))
+    for standing_id, group in enumerate(groups, 1):
+        fields = {"standing_id": standing_id, "standing_bytes": RUN_BYTES_MAX}
+        assert (await exchange.ask(standing("jobs", 2, group=group, **fields))).standing_messages
+
+    large = bytes(RUN_BYTES_MAX - 1024)
+    await exchange.ask(append("jobs", large))
+    handed_out = [await exchange.handed_out.get() for _ in groups]
+
+    assert {each.standing_id for each in handed_out} == set(range(1, len(groups) + 1))
+    assert all(payloads_of(each) == [[large]] for each in handed_out)
+    assert await nothing_more(exchange)
