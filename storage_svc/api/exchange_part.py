@@ -263,9 +263,9 @@ class ExchangePart:
             next_ms = events.sent_deadline_ms = self._partition.next_deadline_ms
             if next_ms is not None:
                 response.next_deadline.in_ms = max(0, next_ms - self._partition.now_ms())
-        if events.health_changed and not response.results and not in_columns:
-            # In a frame without results: a broker that reads of a reopening drops its callers, and
-            # those whose results are in the frame have not seen them yet.
+        if events.health_changed and not (response.results or self._unsent or in_columns):
+            # Behind all results, in a frame without any: a broker that reads of a reopening drops
+            # its callers, and those whose results are in the frame have not seen them yet.
             events.health_changed = False
             self._openings = self._openings or self._partition.health.openings
             response.health.CopyFrom(codec.encode_health(self._partition.health))

@@ -111,6 +111,23 @@ def test_health_waits_for_a_frame_without_results(
     assert not second.HasField("columns")
 
 
+def test_health_waits_for_results_that_have_no_room_in_a_frame(
+    exchange: Exchange, parts: list[ExchangePart]
+) -> None:
+    """S2: they would come to a broker that has dropped its callers."""
+    parts[0]._events.handed_out([handed_out(RESPONSE_BYTES_MAX)])
+    parts[1].take_results([5, 6], [REFUSED, STORED])
+    parts[1]._events.health_changed = True
+    parts[1]._events.changed()
+
+    large, results, health = (next_frame(exchange).parts for _ in range(3))
+
+    assert not any(part.HasField("health") for part in large)
+    assert [[each.request_id for each in part.results] for part in results] == [[5, 6]]
+    assert not results[0].HasField("health")
+    assert health[0].HasField("health")
+
+
 def test_columns_leave_half_of_a_frame_to_the_long_form(
     exchange: Exchange, parts: list[ExchangePart]
 ) -> None:
