@@ -242,7 +242,7 @@ class Exchange:
     def _write_parts(self, frame: exchange_pb2.ExchangeResponse, columns: ResultColumns) -> None:
         """Add what waits for the long form. The broker takes it after the columns of the frame."""
         changed, self._changed = self._changed, {}
-        in_columns = columns.partitions
+        in_columns = columns.bound
         bytes_left = RESPONSE_BYTES_MAX - columns.bytes_approx
         share_bytes = bytes_left // len(changed)
         # The first of them takes any one result, whatever its size: it would wait without end.
@@ -253,7 +253,10 @@ class Exchange:
             if failure is not None or part.has_news:
                 response = frame.parts.add(partition=part.number, broker_epoch=part.broker_epoch)
                 written_bytes = part.write_to(
-                    response, share_bytes, room_bytes, in_columns=part.number in in_columns
+                    response,
+                    share_bytes,
+                    room_bytes,
+                    in_columns=(part.number, part.broker_epoch) in in_columns,
                 )
                 bytes_left -= written_bytes
                 if written_bytes:

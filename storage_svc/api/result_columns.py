@@ -56,9 +56,9 @@ class ResultColumns:
         return bool(self._partitions)
 
     @property
-    def partitions(self) -> frozenset[int]:
-        """Those that have results here."""
-        return frozenset(self._partitions[::5])
+    def bound(self) -> frozenset[tuple[int, int]]:
+        """Partitions that have results here, each with the epoch of its bind."""
+        return frozenset(zip(self._partitions[::5], self._partitions[1::5], strict=True))
 
     def add(
         self,

@@ -190,3 +190,21 @@ def test_what_waits_in_a_part_that_is_unbound_counts_no_longer(
     assert list(frame.columns.results[::3]) == [5]
     assert not frame.parts
     assert not exchange._load.result_bytes
+
+
+def test_a_bind_is_answered_with_health_beside_results_of_an_earlier_bind(
+    exchange: Exchange, parts: list[ExchangePart]
+) -> None:
+    """V1: a broker takes nothing of a bind before its health, so the deadline would be lost."""
+    parts[0].take_results([5], [STORED])
+    unbind = Unbind(partition=0, broker_epoch=EPOCH)
+    bind = Bind(partition=0, broker_epoch=EPOCH + 1)
+
+    exchange._decode(ExchangeRequest(unbinds=[unbind], binds=[bind]))
+
+    frame = next_frame(exchange)
+    assert list(frame.columns.partitions) == [0, EPOCH, 1, 1, 0]
+    (bound,) = frame.parts
+    assert bound.broker_epoch == EPOCH + 1
+    assert bound.HasField("next_deadline")
+    assert bound.HasField("health")
