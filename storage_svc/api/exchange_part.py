@@ -241,18 +241,20 @@ class ExchangePart:
         """Move results, then events, into a frame; returns about how many bytes. `in_columns` if
         the frame has earlier results of the part in its columns.
 
-        They take at most `share_bytes`, or one result that fits `room_bytes`.
+        They take at most `share_bytes`, or one result that fits `room_bytes`; and one event of each
+        kind.
         """
         used_bytes = self._write_results(response, share_bytes, room_bytes)
         response.commit = self._commit
         events = self._events
+        events_bytes = min(share_bytes, room_bytes)
         if events.expired and not self._unsent:  # after the results that handed them out
-            count = _fitting(len(events.expired), EXPIRED_BYTES, share_bytes - used_bytes)
+            count = _fitting(len(events.expired), EXPIRED_BYTES, events_bytes - used_bytes)
             response.expired_reservation_ids.extend(events.expired[:count])
             del events.expired[:count]
             used_bytes += count * EXPIRED_BYTES
         if events.ready:
-            count = _fitting(len(events.ready), READY_BYTES, share_bytes - used_bytes)
+            count = _fitting(len(events.ready), READY_BYTES, events_bytes - used_bytes)
             for lmq_name, group in list(islice(events.ready, count)):
                 response.ready.add(lmq_name=lmq_name, group=group)
                 del events.ready[lmq_name, group]

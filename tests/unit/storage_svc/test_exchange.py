@@ -9,16 +9,27 @@ from storage_svc.api.exchange import RESPONSE_BYTES_MAX, Exchange, no_report
 from storage_svc.api.exchange_part import ExchangePart
 from storage_svc.api.result_columns import COLUMNS_BYTES_MAX
 from storage_svc.operations.publish import AppendedRuns
+from storage_svc.operations.reserve import ANSWER_BYTES_MAX, Reserved, ReservedSlice
 from storage_svc.operations.standing import HandedOut, HandOut
 from storage_svc.partition.exchange_events import ExchangeEvents
 from storage_svc.partition.health import Health
 from tidemark.api.storage.v1.exchange_pb2 import Bind, ExchangeRequest, ExchangeResponse, Unbind
 from tidemark.errors import Fenced, Unavailable
+from tidemark.limits import (
+    FAIRNESS_KEY_BYTES_MAX,
+    FRAME_BYTES_MAX,
+    GROUP_NAME_BYTES_MAX,
+    LITE_NAME_BYTES_MAX,
+    PULL_MESSAGES_MAX,
+    TOPIC_NAME_BYTES_MAX,
+    TRACEPARENT_BYTES_MAX,
+)
 from tidemark.rpc.statuses import from_status
 
 EPOCH = 7
 STORED = AppendedRuns((1, 1))
 REFUSED = Unavailable("not now")
+LARGE = 2**31 - 1
 
 
 def partition(number: int) -> Mock:
@@ -160,6 +171,49 @@ def test_a_result_that_is_larger_than_its_share_leaves_beside_columns(
     assert [part.partition for part in first.parts if part.results] == [0]
     assert first.ByteSize() > RESPONSE_BYTES_MAX
     assert [part.partition for part in second.parts] == [2]
+
+
+def test_the_largest_frame_is_within_what_a_broker_accepts(
+    exchange: Exchange, parts: list[ExchangePart]
+) -> None:
+    """S3: full columns, the largest result of all beside them, and many events."""
+    for _ in range(8):
+        parts[0]._events.handed_out([handed_out(COLUMNS_BYTES_MAX // 8 - 200)])
+    body = bytes(ANSWER_BYTES_MAX // PULL_MESSAGES_MAX)
+    names = {
+        "fairness_key": "f" * FAIRNESS_KEY_BYTES_MAX,
+        "traceparent": "t" * TRACEPARENT_BYTES_MAX,
+    }
+    slice_ = ReservedSlice(
+        LARGE,
+        bytes(48),
+        LARGE,
+        LARGE,
+        1,
+        body,
+        1,
+        1,
+        LARGE,
+        LARGE,
+        LARGE,
+        **names,
+        last_attempt=True,
+    )
+    parts[1]._events.handed_out([Reserved((slice_,) * PULL_MESSAGES_MAX, standing_id=LARGE)])
+    topic, group = "t" * TOPIC_NAME_BYTES_MAX, "g" * GROUP_NAME_BYTES_MAX
+    for part in parts:
+        for number in range(10_000):
+            part._events.ready[f"{topic}/{number:0{LITE_NAME_BYTES_MAX}}", group] = None
+        part._events.changed()
+
+    sizes, ready = [], 0
+    while (frame := exchange._next_frame()) is not None:
+        sizes.append(frame.ByteSize())
+        ready += sum(len(part.ready) for part in frame.parts)
+
+    assert max(sizes) > ANSWER_BYTES_MAX + COLUMNS_BYTES_MAX
+    assert max(sizes) < FRAME_BYTES_MAX
+    assert ready == 30_000
 
 
 def test_an_unread_answer_takes_no_more_frames(
