@@ -11,7 +11,12 @@ from typing import Final
 from google.rpc.status_pb2 import Status
 
 from broker_svc.consume.deliveries import Deliveries, HeldDelivery, drop_refused
-from broker_svc.links.frame_columns import OPERATION_BYTES, OperationColumns, PlainOperation
+from broker_svc.links.frame_columns import (
+    OPERATION_BYTES,
+    OperationColumns,
+    PlainOperation,
+    WrongResult,
+)
 from broker_svc.links.partition_link import PartitionLink
 from tidemark import limits
 from tidemark.api.broker.v1 import broker_pb2
@@ -90,6 +95,8 @@ class _Acked(PlainOperation):
         return operation
 
     def acked(self, messages: Sequence[int]) -> None:
+        if len(messages) != len(self._held):
+            raise WrongResult("not as many acks as receipts")
         settled, waiting = self._settled, self._waiting
         deliveries = waiting.deliveries
         for held, count in zip(self._held, messages, strict=True):
@@ -102,24 +109,22 @@ class _Acked(PlainOperation):
 
     def __call__(self, result: exchange_pb2.OperationResult | TidemarkError) -> None:
         waiting, acked = self._waiting, self._held
-        if (
-            not isinstance(result, TidemarkError)
-            and not result.HasField("error")
-            and not result.acks.refused
-        ):
-            self.acked(result.acks.messages)
-            return
-        for held in acked:
-            held.queue.pending_settlements -= 1
         if isinstance(result, TidemarkError) or result.HasField("error"):
             error = to_status(result) if isinstance(result, TidemarkError) else result.error
             for held in acked:
+                held.queue.pending_settlements -= 1
                 waiting.refuse(held.tag, error)
             waiting.answered()
             return
+        if not result.acks.refused:
+            self.acked(result.acks.messages)
+            return
+        if len(result.acks.messages) != len(acked):
+            raise WrongResult("not as many acks as receipts")
         refused = {each.index: each.error for each in result.acks.refused}
         settled, drop = self._settled.add, waiting.deliveries.drop
         for index, (held, messages) in enumerate(zip(acked, result.acks.messages, strict=True)):
+            held.queue.pending_settlements -= 1
             if index in refused:
                 waiting.refuse(held.tag, refused[index])
                 drop_refused(waiting.deliveries, held, from_status(refused[index]))

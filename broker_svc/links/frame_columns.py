@@ -23,6 +23,10 @@ OPERATION_BYTES: Final = 64
 receipts, in either form."""
 
 
+class WrongResult(Exception):
+    """Storage has answered an operation with a result that cannot be the one of it."""
+
+
 class AskedOperation:
     """One operation of a partition. It is called with its answer in the long form, or with the
     reason why there is none.
@@ -44,6 +48,7 @@ class AskedOperation:
     """For how many operations it counts: one for many runs counts for each of them."""
 
     def __call__(self, result: exchange_pb2.OperationResult | TidemarkError) -> None:
+        """Raises WrongResult, with nothing done."""
         raise NotImplementedError
 
     def long_form(self) -> exchange_pb2.Operation:
@@ -57,12 +62,13 @@ class AskedOperation:
         raise NotImplementedError
 
     def stored(self, places: Sequence[int]) -> None:
-        """All its runs are stored now: the queue id and the first offset of each."""
-        raise NotImplementedError
+        """All its runs are stored now: the queue id and the first offset of each. Raises
+        WrongResult, with nothing done."""
+        raise WrongResult("it has no runs")
 
     def acked(self, messages: Sequence[int]) -> None:
-        """All its receipts are acknowledged."""
-        raise NotImplementedError
+        """All its receipts are acknowledged. Raises WrongResult, with nothing done."""
+        raise WrongResult("it has no receipts")
 
 
 class PlainOperation(AskedOperation):

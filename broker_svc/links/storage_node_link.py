@@ -193,7 +193,11 @@ class StorageNodeLink:
             link, broker_epoch = self._bound.get(partition, (None, 0))
             if link is None or broker_epoch != epoch:
                 continue  # of an earlier bind, whose link has dropped its callers
-            link.unanswered.take_plain(commit, results)
+            try:
+                link.unanswered.take_plain(commit, results)
+            except TidemarkError as error:
+                self._end(link, error)
+                continue
             handed_out += hand_outs
             last = link
         if last is None or not handed_out:
@@ -216,6 +220,9 @@ class StorageNodeLink:
         except Exception:  # a fault of one partition stays there (L1)
             _log.exception("a response was not taken", extra={"partition": response.partition})
             reason = Unavailable(f"the link to partition {response.partition} failed")
+        self._end(link, reason)
+
+    def _end(self, link: LinkPart, reason: TidemarkError) -> None:
         self.unbind(link)
         link.part_ended(reason)
 

@@ -11,9 +11,9 @@ import logging
 from collections.abc import Collection, Sequence
 from typing import Final, Protocol
 
-from broker_svc.links.frame_columns import AskedOperation, PlainResult
+from broker_svc.links.frame_columns import AskedOperation, PlainResult, WrongResult
 from tidemark.api.storage.v1 import exchange_pb2
-from tidemark.errors import TidemarkError
+from tidemark.errors import TidemarkError, Unavailable
 from tidemark.limits import UNANSWERED_BYTES_MAX, UNANSWERED_OPERATIONS_MAX
 from tidemark.rpc.callbacks import Done, pass_on
 
@@ -174,13 +174,20 @@ class UnansweredOperations:
             self.witnessed_commit = commit
 
     def take(self, request_id: int, result: exchange_pb2.OperationResult) -> None:
-        """Storage has answered an operation. `results_taken` follows."""
+        """Storage has answered an operation. `results_taken` follows. Raises Unavailable for a
+        result of another operation."""
         operation = self._answered(request_id)
-        if operation is not None:
-            pass_on(operation, result)
+        if operation is None:
+            return
+        try:
+            operation(result)
+        except WrongResult as error:
+            raise self._refused(operation, error) from None
+        except Exception:  # as `pass_on` does
+            _log.exception("a result was not taken")
 
     def take_plain(self, commit: int, results: Sequence[PlainResult]) -> None:
-        """Storage has answered operations in columns."""
+        """Storage has answered operations in columns. Raises Unavailable as `take` does."""
         if commit > self.witnessed_commit:
             self.witnessed_commit = commit
         for request_id, places, messages in results:
@@ -192,6 +199,8 @@ class UnansweredOperations:
                     operation.stored(places)
                 else:
                     operation.acked(messages)
+            except WrongResult as error:
+                raise self._refused(operation, error) from None
             except Exception:  # as `pass_on` does
                 _log.exception("a result was not taken")
         if self._gathered or self._is_awaited:
@@ -205,6 +214,15 @@ class UnansweredOperations:
             if operation.ends_frame:
                 self._frames_under_way -= 1
         return operation
+
+    def _refused(self, operation: AskedOperation, error: WrongResult) -> Unavailable:
+        """Nothing more of the partition is to be relied on: whether this operation was carried out
+        is not known either. Returns why the link must break."""
+        number = str(self.partition)
+        detail = f"storage has sent a wrong result of partition {number}: {error}"
+        reason = Unavailable(detail, partition=number)
+        pass_on(operation, reason)
+        return reason
 
     def results_taken(self) -> None:
         """What waits may leave now."""

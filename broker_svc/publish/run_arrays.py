@@ -15,7 +15,12 @@ from typing import Final, Protocol
 from google.protobuf.message import DecodeError
 
 from broker_svc.consume.dispatcher import Dispatcher
-from broker_svc.links.frame_columns import OPERATION_BYTES, OperationColumns, PlainOperation
+from broker_svc.links.frame_columns import (
+    OPERATION_BYTES,
+    OperationColumns,
+    PlainOperation,
+    WrongResult,
+)
 from broker_svc.links.partition_link import PartitionLink
 from broker_svc.links.topic_cache import TopicCache
 from broker_svc.publish.publish_path import (
@@ -150,6 +155,8 @@ class _Runs(PlainOperation):
         return operation
 
     def stored(self, places: Sequence[int]) -> None:
+        if len(places) != 2 * self.steps:
+            raise WrongResult("not as many places as runs")
         array = self.array
         array.published.add(self.messages, self.topic.name)
         array.results.stored(self.runs, places, self.publishers, array.share_bytes)
@@ -314,6 +321,8 @@ class RunArrays:
                 array.refuse(request_id, error)
             return
         appends = result.appends
+        if not len(appends.queue_ids) == len(appends.first_offsets) == runs.steps:
+            raise WrongResult("not as many places as runs")
         if appends.refused or appends.repeated_runs:
             _drop_failed(array.cache, runs.publishers)
             self._answer_each(array, runs, appends)
