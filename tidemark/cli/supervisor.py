@@ -114,7 +114,7 @@ def _check_durability(options: Options) -> None:
     """Refuse to expect a replica of the Valkey that is started: all partitions would be FAULTY."""
     if options.engine != "redis" or options.redis_url:
         return
-    if StorageSettings.from_environment().redis_durability == "replicated":
+    if StorageSettings.value_of("redis_durability") == "replicated":
         raise Refusal(
             "TIDEMARK_REDIS_DURABILITY=replicated needs --redis-url: the Valkey that is started "
             "otherwise has no replica"

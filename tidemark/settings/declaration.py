@@ -42,6 +42,15 @@ class Settings:
         return cls(**values)
 
     @classmethod
+    def value_of(cls, field_name: str, environ: Mapping[str, str] | None = None) -> Any:
+        """One value, whatever the others are: for a process that gives those to a service itself.
+
+        Raises SettingsError if it is invalid.
+        """
+        (found,) = [each for each in fields(cls) if each.name == field_name]
+        return found.metadata["variable"].read(given_or_own(environ))
+
+    @classmethod
     def variables(cls) -> Iterator[Variable[Any]]:
         """The variables of this class, in declaration order."""
         for each in fields(cls):

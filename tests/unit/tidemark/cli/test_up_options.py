@@ -56,3 +56,17 @@ def test_replicas_are_not_expected_of_the_valkey_that_is_started(
     assert ended.exit_code == 2
     assert "TIDEMARK_REDIS_DURABILITY=replicated needs --redis-url" in ended.output
     assert not (tmp_path / "data").exists()
+
+
+def test_what_the_services_are_given_is_not_asked_of_the_environment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """S6: the engine is an option of `up`, and the addresses may be those of another cluster."""
+    monkeypatch.setenv("TIDEMARK_STORAGE_ENGINE", "redis")
+    monkeypatch.setenv("TIDEMARK_STORAGE_ADDRESSES", "one:7410,two:7410")
+    (tmp_path / "file").touch()
+
+    ended = CliRunner().invoke(app, ["up", "--data-dir", str(tmp_path / "file" / "data")])
+
+    assert ended.exit_code == 2
+    assert "cannot use data directory" in ended.output
