@@ -24,6 +24,14 @@ RESERVE_BYTES_MAX: Final = 1024 * 1024
 RESERVE_BYTES_MIN: Final = 16 * 1024
 """Bytes of the first reserve of a feed: many of them fit the room of a connection."""
 
+MANY_FEEDS: Final = 256
+"""So many first reserves fit the room of a connection, which is 4 MiB."""
+
+MANY_FEEDS_RESERVE_BYTES: Final = 1024
+"""Bytes of the first reserve of each further feed of a consumer. All of them are asked for at once,
+or nearly: the last would otherwise reserve after many round trips, and messages that are published
+meanwhile find nothing that stands."""
+
 LIKELY_MESSAGE_BYTES: Final = 64
 """How many messages a reserve asks for follows from the bytes: it holds credit for each of them."""
 
@@ -130,6 +138,9 @@ class Feed:
 
     def learn(self, body_bytes: int, *, more: bool) -> None:
         """Adapt the next reserve to what the last one returned."""
+        if self.reserve_bytes < RESERVE_BYTES_MIN:
+            self.reserve_bytes = RESERVE_BYTES_MIN  # what it has may be larger than the few bytes
+            return
         wanted_bytes = RESERVE_BYTES_MAX if more else max(2 * body_bytes, self.reserve_bytes // 2)
         self.reserve_bytes = min(max(wanted_bytes, RESERVE_BYTES_MIN), RESERVE_BYTES_MAX)
 

@@ -15,6 +15,8 @@ from functools import partial
 
 from broker_svc.consume.consumer import (
     LIKELY_MESSAGE_BYTES,
+    MANY_FEEDS,
+    MANY_FEEDS_RESERVE_BYTES,
     Consumer,
     Feed,
     FeedKey,
@@ -25,7 +27,7 @@ from broker_svc.consume.consumer import (
 from broker_svc.consume.reserve import Asked, has_lost, is_lost, long_form, reserve_operation
 from broker_svc.consume.standing import StandingReserve, StandingReserves
 from broker_svc.idle.activity_leases import Lease
-from broker_svc.idle.tracking import QueueKey
+from broker_svc.idle.tracking import QueueKey, TrackedQueue
 from broker_svc.links.frame_columns import HandOutRow
 from broker_svc.links.partition_link import PartitionLink
 from broker_svc.links.unanswered_operations import Answer
@@ -76,7 +78,7 @@ class Dispatcher:
         consumer.leases[lmq_name] = lease
         for queue in lease.queues:
             key = (queue.partition, lmq_name, consumer.group)
-            feed = self._feeds.get(key) or self._add(Feed(queue, consumer.group))
+            feed = self._feeds.get(key) or self._new_feed(consumer, queue)
             self.standing.recall(feed.standing)  # from now on they take turns
             feed.consumers.append(consumer)
             consumer.feeds += 1
@@ -114,7 +116,10 @@ class Dispatcher:
         for queue in lease.queues:
             key = (queue.partition, lmq_name, consumer.group)
             feed = self._feeds[key]
-            self.standing.recall(feed.standing)
+            if lease.is_last_of_group(queue):
+                self.standing.end(feed.standing)  # with the group, which the release leaves
+            else:
+                self.standing.recall(feed.standing)
             feed.consumers.remove(consumer)
             consumer.feeds -= 1
             consumer.ready_feeds.pop(key, None)
@@ -123,13 +128,18 @@ class Dispatcher:
             elif feed.ready:
                 self._offer(feed)
         lease.release()
+        if consumer.ready_feeds and not consumer.closed:
+            self.reserve_for(consumer)  # its other feeds may have waited for the credit
 
     def close(self, consumer: Consumer) -> None:
         consumer.closed = True
         for lmq_name in list(consumer.leases):
             self.unsubscribe(consumer, lmq_name)
 
-    def _add(self, feed: Feed) -> Feed:
+    def _new_feed(self, consumer: Consumer, queue: TrackedQueue) -> Feed:
+        feed = Feed(queue, consumer.group)
+        if consumer.feeds >= MANY_FEEDS:
+            feed.reserve_bytes = MANY_FEEDS_RESERVE_BYTES
         self._feeds[feed.key] = feed
         self._by_queue.setdefault(feed.queue.key, []).append(feed)
         return feed

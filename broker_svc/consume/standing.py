@@ -6,13 +6,15 @@ it is small, and it is recalled when the credit is needed elsewhere (ADR 21). Ow
 this way and the credit that is held; the `dispatcher` sends the reserves and delivers.
 """
 
-import asyncio
 from collections.abc import Mapping
+from functools import partial
 from typing import Final
 
 from broker_svc.consume.consumer import Consumer, Feed
 from broker_svc.links.partition_link import PartitionLink
 from tidemark.api.storage.v1 import exchange_pb2
+from tidemark.errors import TidemarkError
+from tidemark.limits import SUBSCRIPTIONS_PER_SESSION_MAX
 
 STANDING_MESSAGES_MAX: Final = 64
 """Messages that one standing reserve hands out before it is renewed."""
@@ -20,8 +22,15 @@ STANDING_MESSAGES_MAX: Final = 64
 STANDING_BYTES: Final = 4 * 1024
 """Bytes that one commit hands out to it; a frame that carries more has its own reserve."""
 
-STANDING_PER_CONNECTION_MAX: Final = 2048
-"""Bounds what may arrive at once for a connection that is not read: 8 MiB."""
+LARGE_PER_CONNECTION_MAX: Final = 2048
+"""Standing reserves of a connection with so many bytes."""
+
+SMALL_STANDING_BYTES: Final = 512
+"""Bytes of each one beyond that: of many queues, most get one small message at a time."""
+
+STANDING_PER_CONNECTION_MAX: Final = SUBSCRIPTIONS_PER_SESSION_MAX
+"""One for each subscription. Bounds what may arrive at once for a connection that is not read: 12
+MiB."""
 
 
 class StandingReserve:
@@ -29,6 +38,7 @@ class StandingReserve:
 
     __slots__ = (
         "allotted",
+        "bytes_max",
         "coming_messages",
         "consumer",
         "feed",
@@ -37,12 +47,16 @@ class StandingReserve:
         "standing_id",
     )
 
-    def __init__(self, standing_id: int, consumer: Consumer, feed: Feed, allotted: int) -> None:
+    def __init__(
+        self, standing_id: int, consumer: Consumer, feed: Feed, allotted: int, bytes_max: int
+    ) -> None:
         self.standing_id = standing_id
         self.consumer = consumer
         self.feed = feed
         self.allotted = allotted
         """Messages that it may hand out, as storage knows it."""
+        self.bytes_max = bytes_max
+        """Bytes that one commit hands out to it."""
         self.left_messages = 0
         """How many of them are left while it stands, which is the credit that it holds."""
         self.coming_messages = 0
@@ -53,12 +67,12 @@ class StandingReserve:
         """Ask for it with a reserve."""
         reserve.standing_id = self.standing_id
         reserve.standing_messages = self.allotted
-        reserve.standing_bytes = STANDING_BYTES
+        reserve.standing_bytes = self.bytes_max
 
     def cover(self, messages: int, body_bytes: int) -> bool:
         """Whether it will hand out messages that leave with the next frame."""
         coming = self.coming_messages + messages
-        if self.recalled or coming > self.left_messages or body_bytes > STANDING_BYTES:
+        if self.recalled or coming > self.left_messages or body_bytes > self.bytes_max:
             return False
         self.coming_messages = coming
         return True
@@ -96,7 +110,9 @@ class StandingReserves:
         if allotted <= 0:
             return None
         self._last_id += 1
-        standing = StandingReserve(self._last_id, consumer, feed, allotted)
+        is_large = room.standing < LARGE_PER_CONNECTION_MAX
+        bytes_max = STANDING_BYTES if is_large else SMALL_STANDING_BYTES
+        standing = StandingReserve(self._last_id, consumer, feed, allotted, bytes_max)
         self._by_id[self._last_id] = standing
         room.standing += 1
         return standing
@@ -138,8 +154,17 @@ class StandingReserves:
         operation.recall.lmq_name = standing.feed.lmq_name
         operation.recall.group = standing.feed.group
         operation.recall.standing_id = standing.standing_id
-        answer = self._links[standing.feed.partition].send(operation)
-        answer.add_done_callback(asyncio.Future.exception)
+        link = self._links[standing.feed.partition]
+        link.ask(operation, partial(self._recalled, standing))
+
+    def _recalled(
+        self, standing: StandingReserve, result: exchange_pb2.OperationResult | TidemarkError
+    ) -> None:
+        """One that stood gets a last result. One that did not has had it, or its group was left."""
+        if isinstance(result, TidemarkError) or result.HasField("error"):
+            return  # the link is down, which ends it
+        if not result.recall.stood:
+            self.end(standing)
 
     def recall_all(self, consumer: Consumer) -> None:
         """Recall those that hold credit of a consumer."""

@@ -66,6 +66,10 @@ class Lease:
         if len(away) == len(loading):
             raise away[0]
 
+    def is_last_of_group(self, queue: TrackedQueue) -> bool:
+        """Whether its release leaves the group of a queue, which ends what stands there."""
+        return self._leases is not None and queue.groups.get(self._group) == 1
+
     def release(self) -> None:
         """Release the lease; a second call does nothing."""
         leases, self._leases = self._leases, None

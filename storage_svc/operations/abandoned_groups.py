@@ -93,7 +93,8 @@ class Left(NamedTuple):
 
 
 class LeaveGroup(NamedTuple):
-    """The broker has no consumer and no owner of a group any more: its age counts from now."""
+    """The broker has no consumer and no owner of a group any more: its age counts from now, and
+    nobody waits there."""
 
     lmq_name: str
     group: str
@@ -109,6 +110,7 @@ class LeaveGroup(NamedTuple):
             handle.consumers -= {self.group}
             group = handle.state.groups.get(self.group)
             if group is not None:
+                group.standing = None  # the broker has ended it with its subscription
                 handle.state.note_use(group, commit.now_ms, commit.journal)
         return Left()
 

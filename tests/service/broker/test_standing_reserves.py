@@ -150,3 +150,18 @@ async def test_a_link_that_breaks_gives_the_credit_back_and_waits_again(gated: G
     await session.publish(OTHER, [b"%d" % number for number in range(6)])
 
     assert len(payloads_of(await take(consumer, 6))) == 6
+
+
+async def test_a_queue_that_is_left_gives_its_credit_to_another(local: LocalBroker) -> None:
+    """V6: the operation that leaves the group ends what stands there."""
+    session = await local.session()
+    consumer = session.open_consumer(credit=2)
+    await consumer.subscribe(QUEUE)
+
+    await consumer.unsubscribe(QUEUE)
+    await session.publish(QUEUE, [b"stays"])
+    await consumer.subscribe(OTHER)
+    await session.publish(OTHER, [b"1", b"2"])
+
+    assert payloads_of(await take(consumer, 2)) == [b"1", b"2"]
+    assert (await local.queue(QUEUE)).inflight == 0

@@ -26,6 +26,7 @@ from tidemark.api.storage.v1.action_pb2 import Action
 from tidemark.api.storage.v1.exchange_pb2 import (
     SETTLE_ACTION_NACK,
     ExpireDue,
+    LeaveGroup,
     Operation,
     PlaceGroup,
     Recall,
@@ -130,6 +131,20 @@ async def test_a_reserve_in_a_frame_of_several_commits_is_answered_before_what_i
 
     assert payloads_of(handed_out) == [[b"1"]]
     assert asked.done()
+
+
+async def test_a_group_that_its_broker_leaves_has_nobody_who_waits(
+    exchange: ExchangeClient,
+) -> None:
+    """The broker has ended the standing reserve with its subscription: there is no last result."""
+    await stand(exchange, "jobs")
+
+    await exchange.ask(operation(leave_group=LeaveGroup(lmq_name="jobs", group="default")))
+    await exchange.ask(append("jobs", b"1"))
+    (taken,) = await exchange.ask_all(reserve("jobs"))
+
+    assert payloads_of(taken) == [[b"1"]]
+    assert exchange.handed_out.empty()
 
 
 async def expires(exchange: ExchangeClient, clock: ManualClock) -> Operation:

@@ -3,11 +3,25 @@
 import asyncio
 from collections.abc import Iterable
 from typing import Any, NamedTuple
+from unittest.mock import Mock
 
 import pytest
 
-from broker_svc.consume.consumer import RESERVE_BYTES_MIN, Consumer, Feed, Room, Slices
+from broker_svc.consume.consumer import (
+    MANY_FEEDS,
+    MANY_FEEDS_RESERVE_BYTES,
+    RESERVE_BYTES_MIN,
+    Consumer,
+    Feed,
+    Room,
+    Slices,
+)
 from broker_svc.consume.dispatcher import Dispatcher
+from broker_svc.consume.standing import (
+    LARGE_PER_CONNECTION_MAX,
+    SMALL_STANDING_BYTES,
+    STANDING_BYTES,
+)
 from broker_svc.idle.activity_leases import Lease
 from broker_svc.idle.tracking import TrackedQueue
 from broker_svc.links.frame_columns import HandOutRow, as_operation
@@ -18,6 +32,7 @@ from tidemark.api.storage.v1.exchange_pb2 import (
     Operation,
     OperationResult,
     PartitionResponse,
+    RecallResult,
     ReservedSlice,
     ReserveResult,
 )
@@ -50,9 +65,11 @@ class Waiting(NamedTuple):
     consumer: Consumer
     delivered: list[Slices]
 
-    def subscribe(self, lmq_name: str) -> None:
-        leases: Any = None  # released by no test
-        lease = Lease(leases, (TrackedQueue(0, lmq_name, 1000, 0),), "")
+    def subscribe(self, lmq_name: str, subscriptions: int = 2) -> None:
+        leases: Any = Mock()
+        queue = TrackedQueue(0, lmq_name, 1000, 0)
+        queue.groups["default"] = subscriptions
+        lease = Lease(leases, (queue,), "default")
         self.dispatcher.subscribe(self.consumer, lease)
 
     def asked(self) -> list[Operation]:
@@ -128,4 +145,76 @@ async def test_a_client_that_does_not_read_has_its_consumer_recalled(waiting: Wa
     assert recalled.recall.standing_id == standing_id
     assert (held, waiting.consumer.standing_credit) == (left, 0)
     assert waiting.consumer.credit == CREDIT - 1
+    assert len(waiting.dispatcher.standing) == 0
+
+
+async def test_the_subscriptions_of_a_connection_all_stand_the_later_ones_with_few_bytes(
+    waiting: Waiting,
+) -> None:
+    """What may arrive at once for a connection that is not read stays bounded."""
+    room = waiting.consumer.room
+    room.bytes_max = MANY_BYTES
+    waiting.consumer.credit = 100 * LARGE_PER_CONNECTION_MAX
+    for number in range(LARGE_PER_CONNECTION_MAX + 1):
+        waiting.subscribe(f"orders/{number}")
+
+    asked = [each.reserve.standing_bytes for each in waiting.asked()]
+
+    assert set(asked[:LARGE_PER_CONNECTION_MAX]) == {STANDING_BYTES}
+    assert asked[LARGE_PER_CONNECTION_MAX:] == [SMALL_STANDING_BYTES]
+
+
+async def test_the_first_reserves_of_many_queues_take_little_room(waiting: Waiting) -> None:
+    """A message that is larger is asked for again, with the bytes of any other feed."""
+    waiting.consumer.room.bytes_max = MANY_FEEDS * RESERVE_BYTES_MIN
+    waiting.consumer.credit = 100 * LARGE_PER_CONNECTION_MAX
+    for number in range(MANY_FEEDS):
+        waiting.subscribe(f"orders/{number}")
+        await waiting.answer(*(_reserved(each.request_id) for each in waiting.asked()))
+
+    waiting.subscribe("orders/last")
+    (last,) = waiting.asked()
+    await waiting.answer(_reserved(last.request_id, more=True))
+    (again,) = waiting.asked()
+
+    assert last.reserve.max_bytes == MANY_FEEDS_RESERVE_BYTES
+    assert again.reserve.max_bytes == RESERVE_BYTES_MIN
+
+
+async def test_the_last_subscription_of_a_group_ends_what_stands_without_a_recall(
+    waiting: Waiting,
+) -> None:
+    """Storage ends it when the group is left; what it still hands out is released."""
+    waiting.subscribe("orders/a", 1)
+    (asked,) = waiting.asked()
+    left = asked.reserve.standing_messages
+    await waiting.answer(_reserved(asked.request_id, standing_messages=left))
+
+    waiting.dispatcher.unsubscribe(waiting.consumer, "orders/a")
+    nothing = waiting.asked()
+    late = _reserved(
+        standing_id=asked.reserve.standing_id,
+        standing_messages=left - 1,
+        slices=[ReservedSlice(count=1, receipt=b"late")],
+    )
+    await waiting.answer(late)
+    (released,) = waiting.asked()
+
+    assert nothing == []
+    assert released.settle.receipt == b"late"
+    assert (waiting.consumer.credit, waiting.delivered) == (CREDIT, [])
+
+
+async def test_a_recall_of_one_that_stands_no_longer_gives_its_credit_back(
+    waiting: Waiting,
+) -> None:
+    """As after its group was left while its reserve was under way: no other result follows."""
+    await waiting.stand("orders/a")
+
+    waiting.dispatcher.unsubscribe(waiting.consumer, "orders/a")
+    (recalled,) = waiting.asked()
+    result = OperationResult(request_id=recalled.request_id, recall=RecallResult(stood=False))
+    await waiting.answer(result)
+
+    assert (waiting.consumer.credit, waiting.consumer.standing_credit) == (CREDIT, 0)
     assert len(waiting.dispatcher.standing) == 0

@@ -92,6 +92,13 @@ class Subscription:
         return [name for feed in self._feeds.values() for name in feed.queues.epochs]
 
     @property
+    def _has_queues(self) -> bool:
+        """Whether `lmq_names` has any, without listing them: asked whenever a task waits."""
+        if self._ticking is None:
+            return bool(self._wanted)
+        return any(feed.queues.epochs for feed in self._feeds.values())
+
+    @property
     def closed(self) -> bool:
         """Whether it was left, or ended with its client: iteration over it has ended."""
         return self._closed
@@ -310,7 +317,7 @@ class Subscription:
         """Raise once nothing more will arrive: the error, or the end of the iteration."""
         if self._error is not None:
             raise self._error
-        if self._closed or not self.lmq_names:
+        if self._closed or not self._has_queues:
             raise StopAsyncIteration
 
     # --- events of feeds -----------------------------------------------------------------------

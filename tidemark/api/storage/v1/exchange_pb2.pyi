@@ -818,8 +818,8 @@ Global___MaterializeResult: _TypeAlias = MaterializeResult  # noqa: Y015
 
 @_typing.final
 class LeaveGroup(_message.Message):
-    """Reports that the broker has no consumer and no owner of a group any more. Does nothing for a group
-    or queue that does not exist. Errors: INVALID_NAME.
+    """Reports that the broker has no consumer and no owner of a group any more; ends its standing
+    reserve. Does nothing for a group or queue that does not exist. Errors: INVALID_NAME.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
