@@ -2,7 +2,7 @@
 
 The short form of the most frequent settlement: one operation for each partition, and one result for
 all. Storage names each refused ack with its reason, and the client no longer holds deliveries that
-have ended. Acks here have no span; only the long form is traced.
+have ended. Acks here are not traced; single settlements are.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -23,7 +23,7 @@ from tidemark.api.broker.v1 import broker_pb2
 from tidemark.api.storage.v1 import exchange_pb2
 from tidemark.errors import TidemarkError
 from tidemark.rpc.statuses import from_status, to_status
-from tidemark.telemetry import Tally, current_traceparent
+from tidemark.telemetry import Tally
 
 _ENTRY_BYTES: Final = 32
 """A generous size of what an ack has beside its receipt."""
@@ -169,14 +169,9 @@ class Acks:
             else:
                 of_partition.append(held)
         operation_bytes = OPERATION_BYTES + len(client_id.encode())
-        traced = current_traceparent()
         for partition, of_partition in by_partition.items():
             link = self._links[partition]
             for some in _cut(of_partition):
                 waiting.operations += 1
-                operation = _Acked(waiting, some, client_id, self._settled, operation_bytes)
-                if traced:
-                    link.ask(operation.long_form(), operation)
-                else:
-                    link.ask_plain(operation)
+                link.ask_plain(_Acked(waiting, some, client_id, self._settled, operation_bytes))
         waiting.answered()

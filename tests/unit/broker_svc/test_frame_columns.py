@@ -4,9 +4,11 @@ import tracemalloc
 from collections.abc import Callable, Sequence
 
 import pytest
+from opentelemetry.trace import NonRecordingSpan, SpanContext, TraceFlags, use_span
 
 from broker_svc.links.frame_columns import OperationColumns, PlainOperation
 from tests.unit.broker_svc.test_storage_node_link import EPOCH, Node, node, small
+from tests.unit.broker_svc.test_wrong_results import ACKS, Asked
 from tidemark.api.storage.v1.exchange_pb2 import (
     ExchangeRequest,
     ExchangeResponse,
@@ -115,6 +117,20 @@ async def test_a_partition_that_asks_something_else_keeps_its_order(node: Node) 
     (part,) = frame.parts
     assert [each.WhichOneof("kind") for each in part.operations] == ["appends", "purge", "appends"]
     assert operations(frame) == [(1, EPOCH, 1, 0)]
+
+
+async def test_acks_are_answered_in_columns_also_to_a_traced_caller(node: Node) -> None:
+    """S4, V6: the form of an answer does not depend on that of its operation."""
+    node.connect()
+    sampled = TraceFlags(TraceFlags.SAMPLED)
+    with use_span(NonRecordingSpan(SpanContext(1, 1, is_remote=False, trace_flags=sampled))):
+        asked = Asked(node)
+    node.frame()
+
+    take(node, ResultColumns(partitions=[0, EPOCH, 4, 1, 0], results=[ACKS, 0, 2], messages=[1, 1]))
+
+    assert asked.answers[ACKS] == ["done"] * 2
+    assert not node.ended
 
 
 async def test_results_in_columns_reach_what_has_asked(node: Node) -> None:
