@@ -16,6 +16,7 @@ from broker_svc.links.frame_columns import (
     OperationColumns,
     PlainOperation,
     WrongResult,
+    check_named,
 )
 from broker_svc.links.partition_link import PartitionLink
 from tidemark import limits
@@ -121,6 +122,7 @@ class _Acked(PlainOperation):
             return
         if len(result.acks.messages) != len(acked):
             raise WrongResult("not as many acks as receipts")
+        check_named([each.index for each in result.acks.refused], len(acked))
         refused = {each.index: each.error for each in result.acks.refused}
         settled, drop = self._settled.add, waiting.deliveries.drop
         for index, (held, messages) in enumerate(zip(acked, result.acks.messages, strict=True)):

@@ -27,6 +27,13 @@ class WrongResult(Exception):
     """Storage has answered an operation with a result that cannot be the one of it."""
 
 
+def check_named(indexes: Sequence[int], count: int) -> None:
+    """The entries that a result names, out of so many: refused ones, for example. Raises
+    WrongResult if there is no such entry, or one is named twice."""
+    if len(set(indexes)) != len(indexes) or max(indexes, default=0) >= count:
+        raise WrongResult("it names entries that there are not")
+
+
 class AskedOperation:
     """One operation of a partition. It is called with its answer in the long form, or with the
     reason why there is none.

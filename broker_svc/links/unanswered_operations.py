@@ -30,6 +30,21 @@ _log = logging.getLogger(__name__)
 Answer = asyncio.Future[exchange_pb2.OperationResult]
 
 
+_OUTCOMES: Final = {
+    "take_ownership": "ownership",
+    "confirm_ownership": "ownership",
+    "drop_ownership": "ownership",
+    "remove_group": "removed",
+    "remove_queue": "removed",
+    "purge": "removed",
+    "unschedule": "removed",
+    "redrive": "removed",
+    "remove_dead_letters": "removed",
+    "drop_outbox": "removed",
+}
+"""The outcomes of operations, where they are not named like them."""
+
+
 class LongOperation(AskedOperation):
     """An operation in the long form, and who gets its answer."""
 
@@ -44,6 +59,10 @@ class LongOperation(AskedOperation):
         self._done = done
 
     def __call__(self, result: exchange_pb2.OperationResult | TidemarkError) -> None:
+        if not isinstance(result, TidemarkError):
+            kind, outcome = self._operation.WhichOneof("kind"), result.WhichOneof("outcome")
+            if outcome not in ("error", kind) and outcome != _OUTCOMES.get(str(kind)):
+                raise WrongResult(f"{outcome} for {kind}")
         self._done(result)
 
     def long_form(self) -> exchange_pb2.Operation:

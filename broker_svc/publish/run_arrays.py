@@ -20,6 +20,7 @@ from broker_svc.links.frame_columns import (
     OperationColumns,
     PlainOperation,
     WrongResult,
+    check_named,
 )
 from broker_svc.links.partition_link import PartitionLink
 from broker_svc.links.topic_cache import TopicCache
@@ -324,6 +325,9 @@ class RunArrays:
         if not len(appends.queue_ids) == len(appends.first_offsets) == runs.steps:
             raise WrongResult("not as many places as runs")
         if appends.refused or appends.repeated_runs:
+            refused = [each.index for each in appends.refused]
+            repeated = [each.index for each in appends.repeated_runs]
+            check_named(refused + repeated, runs.steps)
             _drop_failed(array.cache, runs.publishers)
             self._answer_each(array, runs, appends)
             return

@@ -23,13 +23,14 @@ from tidemark.api.storage.v1.exchange_pb2 import (
     OperationResult,
     PartitionResponse,
     Purge,
+    RemovedResult,
     ReserveResult,
 )
 from tidemark.api.storage.v1.partition_pb2 import PartitionHealth
 from tidemark.api.storage.v1.storage_pb2 import ClaimPartitionRequest, ClaimPartitionResponse
 from tidemark.api.storage.v1.storage_pb2_grpc import StorageServiceStub
 from tidemark.clock import ManualClock
-from tidemark.errors import Fenced, NotOwner, Unavailable
+from tidemark.errors import Fenced, NotOwner, QueueNotFound, Unavailable
 from tidemark.rpc import from_status, open_channel
 from tidemark.rpc.statuses import to_status
 from tidemark.settings import BrokerSettings
@@ -116,7 +117,7 @@ async def test_what_a_frame_hands_out_is_told_before_what_it_says_has_expired(
     answer.add_done_callback(lambda _: offers.told.append("result"))
     link.unanswered.move(MANY_BYTES, MANY_BYTES)
 
-    result = OperationResult(request_id=1)
+    result = OperationResult(request_id=1, removed=RemovedResult())
     link.take(PartitionResponse(results=[result], expired_reservation_ids=[7]))
     while len(offers.told) < 2:
         await ManualClock().sleep_ms(0)
@@ -194,7 +195,8 @@ class Wire:
 
     def answer(self, frame: int) -> list[int]:
         """Storage answers one frame; what leaves then."""
-        results = [OperationResult(request_id=each) for each in self._frames[frame]]
+        refused = to_status(QueueNotFound("orders"))
+        results = [OperationResult(request_id=each, error=refused) for each in self._frames[frame]]
         self._link.take(PartitionResponse(results=results))
         return self._leaving()
 

@@ -16,6 +16,7 @@ from tidemark.api.storage.v1.exchange_pb2 import (
     OperationResult,
     PartitionResponse,
     Purge,
+    RemovedResult,
 )
 from tidemark.api.storage.v1.partition_pb2 import PartitionHealth
 from tidemark.api.storage.v1.storage_pb2_grpc import StorageServiceStub
@@ -77,6 +78,11 @@ def small() -> Operation:
     return Operation(purge=Purge(lmq_name="orders"))
 
 
+def purged(request_id: int) -> OperationResult:
+    """The answer to a small one."""
+    return OperationResult(request_id=request_id, removed=RemovedResult())
+
+
 def large(size: int) -> Operation:
     return Operation(append=Append(lmq_name="orders", body=bytes(size)))
 
@@ -116,7 +122,7 @@ async def test_a_partition_that_does_not_answer_delays_no_other(node: Node) -> N
         parts = {part.partition: part.operations for part in node.frame().parts}
         sent += len(parts.get(0, ()))
         (of_other,) = parts[1]
-        node.answer(1, results=[OperationResult(request_id=of_other.request_id)])
+        node.answer(1, results=[purged(of_other.request_id)])
 
     assert sent == UNANSWERED_OPERATIONS_MAX
     assert not node.has_frame()
@@ -186,7 +192,7 @@ async def test_answers_under_an_earlier_epoch_are_ignored(node: Node) -> None:
     node.send(0)
     node.frame()
 
-    node.answer(0, EPOCH - 1, results=[OperationResult(request_id=1)])
+    node.answer(0, EPOCH - 1, results=[purged(1)])
 
     assert node.links[0].waiting == 1
 
@@ -196,10 +202,10 @@ async def test_an_answer_to_what_was_not_sent_is_ignored(node: Node) -> None:
     node.connect()
     node.send(0)
 
-    node.answer(0, results=[OperationResult(request_id=1)])
+    node.answer(0, results=[purged(1)])
     before = node.links[0].waiting
     (part,) = node.frame().parts
-    node.answer(0, results=[OperationResult(request_id=1)])
+    node.answer(0, results=[purged(1)])
 
     assert before == 1
     assert [each.request_id for each in part.operations] == [1]

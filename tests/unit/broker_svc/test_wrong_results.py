@@ -9,17 +9,21 @@ from broker_svc.consume.acks import Acks
 from broker_svc.consume.deliveries import Deliveries, DeliveryDirectory, HeldDelivery
 from broker_svc.idle.tracking import TrackedQueue
 from broker_svc.publish.run_arrays import RunArrays
-from tests.unit.broker_svc.test_storage_node_link import EPOCH, Node, node, small
+from tests.unit.broker_svc.test_storage_node_link import EPOCH, Node, node, purged, small
 from tidemark.api.broker.v1 import broker_pb2, message_pb2
 from tidemark.api.storage.v1.exchange_pb2 import (
     AckReservationsResult,
+    AppendResult,
     AppendRunsResult,
     ExchangeResponse,
     OperationResult,
     PartitionResponse,
     RefusedReservation,
     RefusedRun,
+    RepeatedRun,
+    ReserveResult,
     ResultColumns,
+    SettleReservationResult,
 )
 from tidemark.bodies import body_of
 from tidemark.errors import TidemarkError, Unavailable
@@ -86,15 +90,16 @@ def in_long_form(result: OperationResult) -> ExchangeResponse:
     return ExchangeResponse(parts=[part])
 
 
-def of_runs(places: int, refused: int) -> ExchangeResponse:
+def of_runs(places: int, *refused: int, repeated: Sequence[int] = ()) -> ExchangeResponse:
     appends = AppendRunsResult(queue_ids=[7] * places, first_offsets=[8] * places)
-    appends.refused.extend([RefusedRun(index=0)] * refused)
+    appends.refused.extend([RefusedRun(index=each) for each in refused])
+    appends.repeated_runs.extend([RepeatedRun(index=each) for each in repeated])
     return in_long_form(OperationResult(request_id=RUNS, appends=appends))
 
 
-def of_acks(messages: int, refused: int) -> ExchangeResponse:
+def of_acks(messages: int, *refused: int) -> ExchangeResponse:
     acks = AckReservationsResult(messages=[1] * messages)
-    acks.refused.extend([RefusedReservation(index=0)] * refused)
+    acks.refused.extend([RefusedReservation(index=each) for each in refused])
     return in_long_form(OperationResult(request_id=ACKS, acks=acks))
 
 
@@ -104,10 +109,16 @@ def of_acks(messages: int, refused: int) -> ExchangeResponse:
         *(in_columns(LONG, runs, acks) for runs, acks in [(1, 0), (0, 1), (0, 0)]),
         *(in_columns(RUNS, runs, acks) for runs, acks in [(1, 0), (3, 0), (0, 2), (0, 0)]),
         *(in_columns(ACKS, runs, acks) for runs, acks in [(0, 1), (0, 3), (2, 0), (0, 0)]),
-        *(of_runs(places, refused) for places in (0, 1, 3) for refused in (0, 1)),
-        *(of_acks(messages, refused) for messages in (0, 1, 3) for refused in (0, 1)),
-        in_long_form(OperationResult(request_id=RUNS)),
-        in_long_form(OperationResult(request_id=ACKS)),
+        *(of_runs(places, *refused) for places in (0, 1, 3) for refused in ((), (0,))),
+        *(of_acks(messages, *refused) for messages in (0, 1, 3) for refused in ((), (0,))),
+        *(of_runs(2, *refused) for refused in ((2,), (0, 2), (1, 1), (2**32 - 1,))),
+        *(of_acks(2, *refused) for refused in ((2,), (0, 2), (1, 1), (2**32 - 1,))),
+        *(of_runs(2, *refused, repeated=(1,)) for refused in ((1,), (2,))),
+        *(of_runs(2, repeated=repeated) for repeated in ((2,), (0, 0))),
+        *(in_long_form(OperationResult(request_id=each)) for each in (LONG, RUNS, ACKS)),
+        in_long_form(OperationResult(request_id=LONG, reserve=ReserveResult())),
+        in_long_form(OperationResult(request_id=RUNS, append=AppendResult())),
+        in_long_form(OperationResult(request_id=ACKS, settle=SettleReservationResult())),
     ],
 )
 async def test_a_wrong_result_breaks_the_link_of_its_partition(
@@ -143,9 +154,9 @@ async def test_results_of_other_partitions_are_taken_beside_a_wrong_one(node: No
         node.frame()
 
     response = in_columns(RUNS, 1, 0)
-    response.parts.add(partition=1, broker_epoch=EPOCH, results=[OperationResult(request_id=1)])
+    response.parts.add(partition=1, broker_epoch=EPOCH, results=[purged(1)])
     node.link._take_frame(response)
 
     assert node.ended == {0: Unavailable.reason}
     assert asked.answers[RUNS] == ["UNAVAILABLE"] * 2
-    assert answers == [OperationResult(request_id=1)]
+    assert answers == [purged(1)]
