@@ -332,7 +332,7 @@ class Dispatcher:
 
     def handed_out(self, partition: int, reserved: exchange_pb2.ReserveResult) -> None:
         """A standing reserve has handed out, or has ended."""
-        standing = self.standing.find(reserved.standing_id)
+        standing = self.standing.find(partition, reserved.standing_id)
         if standing is None:
             self._release(partition, reserved.slices)
             return
@@ -360,7 +360,7 @@ class Dispatcher:
         What all partitions of a frame hand out is delivered together, by `deliver_handed_out`.
         """
         for partition, standing_id, left, *columns in hand_outs:
-            standing = self.standing.find(standing_id)
+            standing = self.standing.find(partition, standing_id)
             handed = None if standing is None else HandedOut(standing.feed, *columns)
             if standing is None or handed is None or not self._takes(standing, handed):
                 self.handed_out(partition, long_form(standing_id, left, *columns))

@@ -89,8 +89,10 @@ class StandingReserves:
     def __len__(self) -> int:
         return len(self._by_id)
 
-    def find(self, standing_id: int) -> StandingReserve | None:
-        return self._by_id.get(standing_id)
+    def find(self, partition: int, standing_id: int) -> StandingReserve | None:
+        """The one that a partition names; None if it has none of that id."""
+        standing = self._by_id.get(standing_id)
+        return None if standing is None or standing.feed.partition != partition else standing
 
     def propose(self, consumer: Consumer, feed: Feed, messages: int) -> StandingReserve | None:
         """Let the next reserve of a consumer stand; None if it must not.

@@ -17,6 +17,7 @@ from broker_svc.consume.consumer import (
     Slices,
 )
 from broker_svc.consume.dispatcher import Dispatcher
+from broker_svc.consume.reserve import long_form
 from broker_svc.consume.standing import (
     LARGE_PER_CONNECTION_MAX,
     SMALL_STANDING_BYTES,
@@ -218,3 +219,37 @@ async def test_a_recall_of_one_that_stands_no_longer_gives_its_credit_back(
 
     assert (waiting.consumer.credit, waiting.consumer.standing_credit) == (CREDIT, 0)
     assert len(waiting.dispatcher.standing) == 0
+
+
+class OtherLink:
+    """The link of another partition, with what is asked of it."""
+
+    def __init__(self) -> None:
+        self.asked: list[Operation] = []
+
+    def send(self, operation: Operation) -> asyncio.Future[OperationResult]:
+        self.asked.append(operation)
+        return asyncio.get_running_loop().create_future()
+
+
+@pytest.mark.parametrize("in_columns", [True, False])
+async def test_no_partition_hands_out_to_what_stands_in_another(
+    waiting: Waiting, *, in_columns: bool
+) -> None:
+    """L1, V6: the delivery would be settled in the wrong one. It goes back to its own."""
+    stood = await waiting.stand("orders/a")
+    standing_id, left = stood.reserve.standing_id, stood.reserve.standing_messages - 1
+    held = waiting.consumer.standing_credit
+    other = OtherLink()
+    waiting.dispatcher._links = {0: waiting.link, 1: other}  # type: ignore[dict-item]
+
+    row = (standing_id, left, 7, b"foreign", 0, 1, b"body", 1000, 0, 0)
+    if in_columns:
+        waiting.dispatcher.handed_out_many([(1, *row)])
+    else:
+        waiting.dispatcher.handed_out(1, long_form(*row))
+
+    (released,) = other.asked
+    assert released.settle.receipt == b"foreign"
+    assert waiting.delivered == []
+    assert waiting.consumer.standing_credit == held
