@@ -14,8 +14,8 @@ from broker_svc.consume.deliveries import (
     HeldDelivery,
     drop_refused,
 )
+from broker_svc.links.frame_columns import check_named
 from broker_svc.links.partition_link import PartitionLink
-from broker_svc.links.unanswered_operations import Answer
 from tidemark.api.broker.v1 import broker_pb2
 from tidemark.api.storage.v1 import exchange_pb2
 from tidemark.clock import Clock
@@ -100,11 +100,9 @@ class Renewals:
             by_partition.setdefault(partition, []).append(named)
         waiting = _Waiting(result, len(by_partition), done)
         for partition, names in by_partition.items():
-            answer = self._links[partition].send(
-                _operation(names, renewal.visibility_ms, client_id)
-            )
+            operation = _operation(names, renewal.visibility_ms, client_id)
             answered = partial(self._answered, waiting, names, renewal.visibility_ms)
-            answer.add_done_callback(answered)
+            self._links[partition].ask(operation, answered)
         if not by_partition:
             waiting.answered()
 
@@ -123,19 +121,21 @@ class Renewals:
         return receipt.partition, _Named(0, each.receipt, held, holder, given, receipt.owner_epoch)
 
     def _answered(
-        self, waiting: _Waiting, names: list[_Named], visibility_ms: int, answer: Answer
+        self,
+        waiting: _Waiting,
+        names: list[_Named],
+        visibility_ms: int,
+        result: exchange_pb2.OperationResult | TidemarkError,
     ) -> None:
-        error = answer.exception()
-        if error is None and answer.result().HasField("error"):
-            error = from_status(answer.result().error)
-        if error is not None:
-            assert isinstance(error, TidemarkError), "a link answers with errors of ours"
+        if isinstance(result, TidemarkError) or result.HasField("error"):
+            error = result if isinstance(result, TidemarkError) else from_status(result.error)
             for named in names:
                 waiting.refuse(named, error)
             waiting.answered()
             return
+        check_named([each.index for each in result.renew.refused], len(names))
         refused: set[int] = set()
-        for each in answer.result().renew.refused:
+        for each in result.renew.refused:
             refused.add(each.index)
             named, why = names[each.index], from_status(each.error)
             waiting.refuse(named, why)

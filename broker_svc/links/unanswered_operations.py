@@ -30,7 +30,7 @@ _log = logging.getLogger(__name__)
 Answer = asyncio.Future[exchange_pb2.OperationResult]
 
 
-_OUTCOMES: Final = {
+OUTCOMES: Final = {
     "take_ownership": "ownership",
     "confirm_ownership": "ownership",
     "drop_ownership": "ownership",
@@ -60,8 +60,8 @@ class LongOperation(AskedOperation):
 
     def __call__(self, result: exchange_pb2.OperationResult | TidemarkError) -> None:
         if not isinstance(result, TidemarkError):
-            kind, outcome = self._operation.WhichOneof("kind"), result.WhichOneof("outcome")
-            if outcome not in ("error", kind) and outcome != _OUTCOMES.get(str(kind)):
+            kind, outcome = str(self._operation.WhichOneof("kind")), result.WhichOneof("outcome")
+            if outcome not in ("error", OUTCOMES.get(kind, kind)):
                 raise WrongResult(f"{outcome} for {kind}")
         self._done(result)
 

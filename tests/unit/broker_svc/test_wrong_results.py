@@ -7,7 +7,9 @@ import pytest
 
 from broker_svc.consume.acks import Acks
 from broker_svc.consume.deliveries import Deliveries, DeliveryDirectory, HeldDelivery
+from broker_svc.consume.renewals import Renewals
 from broker_svc.idle.tracking import TrackedQueue
+from broker_svc.links.unanswered_operations import OUTCOMES
 from broker_svc.publish.run_arrays import RunArrays
 from tests.unit.broker_svc.test_storage_node_link import EPOCH, Node, node, purged, small
 from tidemark.api.broker.v1 import broker_pb2, message_pb2
@@ -16,16 +18,19 @@ from tidemark.api.storage.v1.exchange_pb2 import (
     AppendResult,
     AppendRunsResult,
     ExchangeResponse,
+    Operation,
     OperationResult,
     PartitionResponse,
     RefusedReservation,
     RefusedRun,
+    RenewReservationsResult,
     RepeatedRun,
     ReserveResult,
     ResultColumns,
     SettleReservationResult,
 )
 from tidemark.bodies import body_of
+from tidemark.clock import ManualClock
 from tidemark.errors import TidemarkError, Unavailable
 from tidemark.rpc.statuses import from_status
 from tidemark.telemetry import Tally
@@ -33,20 +38,22 @@ from tidemark.topics import Topic
 
 __all__ = ["node"]
 
-LONG, RUNS, ACKS = 1, 2, 3
+LONG, RUNS, ACKS, RENEWAL = 1, 2, 3, 4
 """Request ids of what is under way."""
 
 
 class Asked:
-    """A long operation, an operation with two runs and one with two acks, and their answers."""
+    """A long operation, one with two runs, one with two acks and one that renews both deliveries,
+    and their answers."""
 
     def __init__(self, node: Node) -> None:
         self.link = node.links[0]
         self.link.serving = True
-        self.answers: dict[int, list[object]] = {LONG: [], RUNS: [], ACKS: []}
+        self.answers: dict[int, list[object]] = {each: [] for each in (LONG, RUNS, ACKS, RENEWAL)}
         self.published_messages = Tally()
         self.queue = TrackedQueue(0, "orders/a", 1000, 0)
-        self.deliveries = Deliveries(DeliveryDirectory())
+        directory = DeliveryDirectory()
+        self.deliveries = Deliveries(directory)
         links = {0: self.link}
 
         self.link.ask(small(), self._answered)
@@ -60,6 +67,9 @@ class Asked:
         held = [HeldDelivery(each, b"r", self.queue, 1, 1, 0) for each in (1, 2)]
         acks = broker_pb2.Acks(delivery_tags=[self.deliveries.add(each) for each in held])
         Acks(links, Tally("action")).submit(acks, "till", self.deliveries, self._acked)
+        renewal = broker_pb2.Renewal(delivery_tags=acks.delivery_tags)
+        renewals = Renewals(links, directory, ManualClock())
+        renewals.submit(renewal, "till", self.deliveries, self._renewed)
 
     def _answered(self, result: OperationResult | TidemarkError) -> None:
         self.answers[LONG].append(result.reason if isinstance(result, TidemarkError) else "done")
@@ -67,6 +77,10 @@ class Asked:
     def _acked(self, result: broker_pb2.AcksResult) -> None:
         refused = [from_status(each.error).reason for each in result.refused]
         self.answers[ACKS] += refused or ["done"] * 2
+
+    def _renewed(self, result: broker_pb2.RenewalResult) -> None:
+        refused = [from_status(each.error).reason for each in result.refused]
+        self.answers[RENEWAL] += refused or ["done"] * 2
 
     def published(self, result: message_pb2.PublishResult, size: int) -> None:
         self.answers[RUNS].append(from_status(result.error).reason)
@@ -103,6 +117,12 @@ def of_acks(messages: int, *refused: int) -> ExchangeResponse:
     return in_long_form(OperationResult(request_id=ACKS, acks=acks))
 
 
+def of_renewal(*refused: int) -> ExchangeResponse:
+    renew = RenewReservationsResult()
+    renew.refused.extend([RefusedReservation(index=each) for each in refused])
+    return in_long_form(OperationResult(request_id=RENEWAL, renew=renew))
+
+
 @pytest.mark.parametrize(
     "response",
     [
@@ -113,9 +133,10 @@ def of_acks(messages: int, *refused: int) -> ExchangeResponse:
         *(of_acks(messages, *refused) for messages in (0, 1, 3) for refused in ((), (0,))),
         *(of_runs(2, *refused) for refused in ((2,), (0, 2), (1, 1), (2**32 - 1,))),
         *(of_acks(2, *refused) for refused in ((2,), (0, 2), (1, 1), (2**32 - 1,))),
+        *(of_renewal(*refused) for refused in ((2,), (0, 2), (1, 1), (2**32 - 1,))),
         *(of_runs(2, *refused, repeated=(1,)) for refused in ((1,), (2,))),
         *(of_runs(2, repeated=repeated) for repeated in ((2,), (0, 0))),
-        *(in_long_form(OperationResult(request_id=each)) for each in (LONG, RUNS, ACKS)),
+        *(in_long_form(OperationResult(request_id=each)) for each in (LONG, RUNS, ACKS, RENEWAL)),
         in_long_form(OperationResult(request_id=LONG, reserve=ReserveResult())),
         in_long_form(OperationResult(request_id=RUNS, append=AppendResult())),
         in_long_form(OperationResult(request_id=ACKS, settle=SettleReservationResult())),
@@ -138,6 +159,7 @@ async def test_a_wrong_result_breaks_the_link_of_its_partition(
         LONG: ["UNAVAILABLE"],
         RUNS: ["UNAVAILABLE"] * 2,
         ACKS: ["UNAVAILABLE"] * 2,
+        RENEWAL: ["UNAVAILABLE"] * 2,
     }
     assert asked.queue.pending_settlements == 0
     assert len(asked.deliveries) == 2
@@ -160,3 +182,11 @@ async def test_results_of_other_partitions_are_taken_beside_a_wrong_one(node: No
     assert node.ended == {0: Unavailable.reason}
     assert asked.answers[RUNS] == ["UNAVAILABLE"] * 2
     assert answers == [purged(1)]
+
+
+def test_each_kind_of_operation_has_its_outcome() -> None:
+    """A new one without would break the link with its first answer."""
+    kinds = [each.name for each in Operation.DESCRIPTOR.oneofs_by_name["kind"].fields]
+    outcomes = [each.name for each in OperationResult.DESCRIPTOR.oneofs_by_name["outcome"].fields]
+
+    assert {OUTCOMES.get(kind, kind) for kind in kinds} <= set(outcomes)
