@@ -171,7 +171,18 @@ class Subscribers:
             if not self._joining[group]:
                 del self._joining[group]
 
+    def has_room(self, subscriber: Subscriber, group: str) -> bool:
+        """Whether the quotas allow one more subscription."""
+        return self._exceeded(subscriber, group) is None
+
     def _check_quotas(self, subscriber: Subscriber, group: str) -> None:
+        exceeded = self._exceeded(subscriber, group)
+        if exceeded is not None:
+            what, most = exceeded
+            raise QuotaExceeded(f"at most {most} subscriptions per {what}", quota=what)
+
+    def _exceeded(self, subscriber: Subscriber, group: str) -> tuple[str, int] | None:
+        """The quota that allows no more subscriptions, and its size."""
         settings = self._settings
         of_client = len(subscriber.subscriptions) + subscriber.joining
         of_group = self._per_group[group] + self._joining[group]
@@ -183,4 +194,5 @@ class Subscribers:
         )
         for what, held, most in quotas:
             if held >= most:
-                raise QuotaExceeded(f"at most {most} subscriptions per {what}", quota=what)
+                return what, most
+        return None

@@ -7,8 +7,8 @@ have lost a queue.
 """
 
 import asyncio
-from collections.abc import Callable, Coroutine, Iterable, Mapping
-from typing import Any, TypeAlias
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from typing import Any, Final, TypeAlias
 
 from broker_svc.consume.consumer import Consumer, FeedKey
 from broker_svc.consume.dispatcher import Dispatcher
@@ -32,16 +32,20 @@ from tidemark.errors import (
     TopicNotFound,
     Unavailable,
 )
-from tidemark.names import LmqName
+from tidemark.names import LmqName, topic_of
 from tidemark.rpc.statuses import to_status
 from tidemark.settings import BrokerSettings
 from tidemark.topics import Topic, partitions_of
+from tidemark.turns import NEXT_TURN
 
 Entry: TypeAlias = subscription_pb2.SubscriptionEntry
 
 ACTIVE = subscription_pb2.SUBSCRIPTION_STATE_ACTIVE
 NOT_SUBSCRIBED = subscription_pb2.SUBSCRIPTION_STATE_NOT_SUBSCRIBED
 TRANSFERRING = subscription_pb2.SUBSCRIPTION_STATE_TRANSFERRING
+
+ENTRIES_PER_TURN_MAX: Final = 512
+"""Entries of a sync that one turn of the event loop carries out: other sessions wait meanwhile."""
 
 _NOT_HERE = (NotOwner, TopicNotFound)
 """The queue is gone or held by another broker: it can be neither consumed nor dropped here."""
@@ -91,14 +95,17 @@ class Subscriptions:
 
     def detach(self, subscriber: Subscriber) -> None:
         """Disconnect or timeout: end its subscriptions; the last one also removes the markers."""
-        if self._subscribers.detach(subscriber):
+        with self._leases.reporting_together():
+            was_last = self._subscribers.detach(subscriber)
+        if was_last:
             self._markers.remove_client(subscriber.client_id)
 
     def close_consumer(self, subscriber: Subscriber, consumer: Consumer) -> None:
         """A consumer of a session is closed: end its subscriptions."""
-        for key, subscription in list(subscriber.subscriptions.items()):
-            if subscription.consumer is consumer:
-                self._subscribers.end(subscriber, key)
+        with self._leases.reporting_together():
+            for key, subscription in list(subscriber.subscriptions.items()):
+                if subscription.consumer is consumer:
+                    self._subscribers.end(subscriber, key)
 
     async def topic_changed(self, topic: Topic) -> None:
         """Let consumers of a plain queue draw from partitions that were added.
@@ -161,10 +168,36 @@ class Subscriptions:
                 return result
             case _:
                 raise InvalidArgument("a sync requires a mode", field="mode")
-        changes = [self._one(change, subscriber, group, entry, consumer) for entry in sync.entries]
+        changing = self._change_all(change, subscriber, group, sync.entries, consumer)
         # Completed even if the client disconnects: half a takeover would block others.
-        result.results.extend(await asyncio.shield(asyncio.gather(*changes)))
+        result.results.extend(await asyncio.shield(changing))
         return result
+
+    async def _change_all(
+        self,
+        change: Change,
+        subscriber: Subscriber,
+        group: str,
+        entries: Sequence[Entry],
+        consumer: Consumer | None,
+    ) -> Sequence[subscription_pb2.SubscriptionResult]:
+        """The result of each entry, in their order."""
+        done: list[subscription_pb2.SubscriptionResult | None] = []
+        for start in range(0, len(entries), ENTRIES_PER_TURN_MAX):
+            if start:
+                await NEXT_TURN
+            with self._leases.reporting_together():
+                done += [
+                    self._at_once(change, subscriber, group, each, consumer)
+                    for each in entries[start : start + ENTRIES_PER_TURN_MAX]
+                ]
+        changes = [
+            self._one(change, subscriber, group, entry, consumer)
+            for entry, changed in zip(entries, done, strict=True)
+            if changed is None
+        ]
+        waited = iter(await asyncio.gather(*changes))
+        return [next(waited) if each is None else each for each in done]
 
     def heartbeat(
         self, subscriber: Subscriber, group: str, entries: Iterable[Entry]
@@ -199,6 +232,46 @@ class Subscriptions:
         return 0 if queue is None or queue.owner is None else queue.owner.epoch
 
     # --- one entry -----------------------------------------------------------------------------
+
+    def _at_once(
+        self,
+        change: Change,
+        subscriber: Subscriber,
+        group: str,
+        entry: Entry,
+        consumer: Consumer | None,
+    ) -> subscription_pb2.SubscriptionResult | None:
+        """The result of an entry that waits for nothing: a shared queue that is loaded joins, or is
+        left. None, without any change, for any other, which `_one` carries out.
+
+        A task for each of thousands of entries, and an operation to storage, cost more than all
+        that is done here.
+        """
+        lmq_name = entry.lmq_name
+        topic = self._topics.known(topic_of(lmq_name))
+        if topic is None or topic.settings.exclusive:
+            return None
+        key = (group, lmq_name)
+        result = subscription_pb2.SubscriptionResult(lmq_name=lmq_name)
+        if change == self._remove:
+            if key not in subscriber.subscriptions:
+                return None
+            self._subscribers.end(subscriber, key)
+            result.state = NOT_SUBSCRIBED
+            return result
+        partitions = partitions_of(lmq_name, topic, self._settings.partitions)
+        held = all(self._links[each].state is LinkState.HELD for each in partitions)
+        if not held or entry.HasField("start"):
+            return None
+        if key not in subscriber.subscriptions:
+            if not self._subscribers.has_room(subscriber, group):
+                return None
+            lease = self._leases.begin_loaded(lmq_name, partitions, topic, group)
+            if lease is None:
+                return None
+            self._subscribers.begin(subscriber, key, Subscription(lease, consumer))
+        result.state = ACTIVE
+        return result
 
     async def _one(
         self,

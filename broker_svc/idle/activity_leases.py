@@ -7,7 +7,9 @@ caller gets the reason.
 """
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Final
 
 from broker_svc.idle.tracking import TrackedQueue, Tracking
 from broker_svc.links.partition_link import PartitionLink
@@ -24,6 +26,9 @@ from tidemark.errors import (
 )
 from tidemark.rpc.statuses import from_status
 from tidemark.topics import Topic, partitions_of
+
+REPORTED_MAX: Final = 128
+"""Queues in one report of a group: a commit that takes it must not take long."""
 
 
 class Lease:
@@ -97,6 +102,8 @@ class ActivityLeases:
         """Publisher and subscriber leases, counted per partition."""
         self.busy_queues = 0
         """Queues with at least one lease."""
+        self._reports: _Reports | None = None
+        """Changes of groups that are reported together."""
 
     async def acquire(self, lmq_name: str, topic: Topic, group: str = "") -> Lease:
         """A lease on a queue; brings the topic to partitions that do not have it yet.
@@ -145,10 +152,37 @@ class ActivityLeases:
             if group:
                 queue.groups[group] = queue.groups.get(group, 0) + 1
             is_loaded = queue.loading is not None and not _has_failed(queue.loading)
-            if not is_loaded or queue.groups.get(group) == 1:  # or the group is reported
-                reported = self._load(queue)
-                queue.loading = queue.loading if is_loaded else reported
+            if not is_loaded:
+                queue.loading = self._load(queue)
+            elif queue.groups.get(group) == 1:  # the group is reported
+                self._report(queue, group)
         return Lease(self, tuple(queues), group)
+
+    def begin_loaded(
+        self, lmq_name: str, partitions: tuple[int, ...], topic: Topic, group: str
+    ) -> Lease | None:
+        """A lease on a queue that is loaded, with nothing to wait for; None if it is not."""
+        for partition in partitions:
+            queue = self._tracking.find((partition, lmq_name))
+            loading = None if queue is None else queue.loading
+            if loading is None or not loading.done() or _has_failed(loading):
+                return None
+        return self.begin(lmq_name, partitions, topic.settings.idle_after_ms, group)
+
+    @contextmanager
+    def reporting_together(self) -> Iterator[None]:
+        """Report groups of many queues in few operations, behind all others that are sent here.
+
+        Nothing may be awaited in it: an operation that is sent later must follow the report.
+        """
+        assert self._reports is None, "reports are not nested"
+        self._reports = reports = _Reports()
+        try:
+            yield
+        finally:
+            self._reports = None
+            for partition, operation in reports.operations():
+                self._links[partition].ask(operation, _ignore)
 
     def reload(self, partition: int) -> None:
         """Storage may have unloaded its queues: load those with a lease again.
@@ -165,10 +199,12 @@ class ActivityLeases:
             queue.groups[group] -= 1
             if not queue.groups[group]:
                 del queue.groups[group]
-                leave = exchange_pb2.LeaveGroup(lmq_name=queue.lmq_name, group=group)
-                operation = exchange_pb2.Operation(leave_group=leave)
-                left = self._links[queue.partition].send(operation)
-                left.add_done_callback(_mark_retrieved)
+                if self._reports is None:
+                    leave = exchange_pb2.LeaveGroup(lmq_names=(queue.lmq_name,), group=group)
+                    operation = exchange_pb2.Operation(leave_group=leave)
+                    self._links[queue.partition].ask(operation, _ignore)
+                else:
+                    self._reports.leave(queue, group)
 
     def drop(self, queues: tuple[TrackedQueue, ...]) -> None:
         now_ms = self._clock.monotonic_ms()
@@ -179,6 +215,14 @@ class ActivityLeases:
                 self.busy_queues -= 1
                 queue.idle_since_ms = now_ms
                 self._tracking.watch(queue, now_ms + queue.idle_after_ms)
+
+    def _report(self, queue: TrackedQueue, group: str) -> None:
+        """Report the first subscription of a group to a queue that is loaded."""
+        if self._reports is not None:
+            self._reports.join(queue, group)
+            return
+        join = exchange_pb2.JoinGroup(lmq_names=(queue.lmq_name,), group=group)
+        self._links[queue.partition].ask(exchange_pb2.Operation(join_group=join), _ignore)
 
     def _load(self, queue: TrackedQueue) -> Answer:
         materialize = exchange_pb2.Materialize(
@@ -194,6 +238,40 @@ class ActivityLeases:
             queue = self._tracking.find((partition, lmq_name))
             if queue is not None and queue.cleaning is not None:
                 await asyncio.shield(queue.cleaning)
+
+
+class _Reports:
+    """Groups that have got their first consumer, and those that have lost the last."""
+
+    __slots__ = ("_joined", "_left")
+
+    def __init__(self) -> None:
+        self._joined: dict[tuple[int, str], list[str]] = {}
+        self._left: dict[tuple[int, str], list[str]] = {}
+        """Names of queues, by partition and group."""
+
+    def join(self, queue: TrackedQueue, group: str) -> None:
+        self._joined.setdefault((queue.partition, group), []).append(queue.lmq_name)
+
+    def leave(self, queue: TrackedQueue, group: str) -> None:
+        self._left.setdefault((queue.partition, group), []).append(queue.lmq_name)
+
+    def operations(self) -> Iterator[tuple[int, exchange_pb2.Operation]]:
+        """Each with its partition. A group that is left at once was joined before."""
+        for (partition, group), names in self._joined.items():
+            for start in range(0, len(names), REPORTED_MAX):
+                part = names[start : start + REPORTED_MAX]
+                join = exchange_pb2.JoinGroup(lmq_names=part, group=group)
+                yield partition, exchange_pb2.Operation(join_group=join)
+        for (partition, group), names in self._left.items():
+            for start in range(0, len(names), REPORTED_MAX):
+                part = names[start : start + REPORTED_MAX]
+                leave = exchange_pb2.LeaveGroup(lmq_names=part, group=group)
+                yield partition, exchange_pb2.Operation(leave_group=leave)
+
+
+def _ignore(_: exchange_pb2.OperationResult | TidemarkError) -> None:
+    """A link that is down reports all groups again once it is up."""
 
 
 def _mark_retrieved(loading: Answer) -> None:

@@ -85,6 +85,33 @@ def join_groups(commit: CommitContext, handle: Handle, names: Iterable[str]) -> 
                 commit.journal.queue_changed(record)
 
 
+class Joined(NamedTuple):
+    """The group has a consumer or an owner."""
+
+    def write_to(self, proto: exchange_pb2.OperationResult) -> None:
+        proto.join_group.SetInParent()
+
+
+class JoinGroup(NamedTuple):
+    """The broker has a consumer or an owner of a group, in queues that it has loaded."""
+
+    lmq_names: tuple[str, ...]
+    group: str
+
+    @classmethod
+    def from_proto(cls, proto: exchange_pb2.JoinGroup) -> "JoinGroup":
+        return cls(tuple(map(queue_name, proto.lmq_names)), group_name(proto.group))
+
+    async def apply(self, commit: CommitContext) -> Joined:
+        names = (self.group,)
+        for lmq_name in self.lmq_names:
+            handle = await commit.find_queue(lmq_name)
+            if handle is not None:
+                commit.handles.track(lmq_name)
+                join_groups(commit, handle, names)
+        return Joined()
+
+
 class Left(NamedTuple):
     """The group has no consumer and no owner any more."""
 
@@ -93,21 +120,24 @@ class Left(NamedTuple):
 
 
 class LeaveGroup(NamedTuple):
-    """The broker has no consumer and no owner of a group any more: its age counts from now, and
-    nobody waits there."""
+    """The broker has no consumer and no owner of a group any more, in these queues: its age counts
+    from now, and nobody waits there."""
 
-    lmq_name: str
+    lmq_names: tuple[str, ...]
     group: str
 
     @classmethod
     def from_proto(cls, proto: exchange_pb2.LeaveGroup) -> "LeaveGroup":
-        return cls(queue_name(proto.lmq_name), group_name(proto.group))
+        return cls(tuple(map(queue_name, proto.lmq_names)), group_name(proto.group))
 
     async def apply(self, commit: CommitContext) -> Left:
-        # A queue that is not loaded has no consumers, and must not be loaded for this.
-        handle = commit.handles.peek(self.lmq_name)
-        if handle is not None:
-            handle.consumers -= {self.group}
+        left = {self.group}
+        for lmq_name in self.lmq_names:
+            # A queue that is not loaded has no consumers, and must not be loaded for this.
+            handle = commit.handles.peek(lmq_name)
+            if handle is None:
+                continue
+            handle.consumers -= left
             group = handle.state.groups.get(self.group)
             if group is not None:
                 group.standing = None  # the broker has ended it with its subscription
@@ -145,4 +175,7 @@ def _is_abandoned(commit: CommitContext, handle: Handle, group: Group, planned_m
     return unused_since_ms(handle.topic, group) <= commit.now_ms - age_ms
 
 
-OPERATIONS: ExchangeDecoders = {"leave_group": LeaveGroup.from_proto}
+OPERATIONS: ExchangeDecoders = {
+    "join_group": JoinGroup.from_proto,
+    "leave_group": LeaveGroup.from_proto,
+}

@@ -2,6 +2,7 @@
 
 import pytest
 
+from broker_svc.idle.activity_leases import REPORTED_MAX
 from broker_svc.links.partition_link import PartitionLink
 from broker_svc.links.unanswered_operations import Answer
 from tests.service.broker.conftest import StartBroker
@@ -13,6 +14,7 @@ from tidemark.api.storage.v1.retention_pb2 import SCAN_TABLE_NAME_GROUPS
 from tidemark.api.storage.v1.retention_pb2_grpc import RetentionServiceStub
 from tidemark.clock import ManualClock
 from tidemark.rpc import open_channel
+from tidemark.rpc.callbacks import Done
 
 CLIENT_TIMEOUT_MS = 30_000
 """That long after a claim, storage relies on what the broker has reported."""
@@ -81,3 +83,34 @@ async def test_a_subscription_loads_its_queue_and_reports_its_group_at_once(
     await consumer.subscribe(QUEUE)  # again: changes nothing
 
     assert loaded == [["mail"]]
+
+
+async def test_the_groups_of_many_queues_are_reported_together(
+    start: StartBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """R14: of queues that are loaded; and all of them when the subscriptions end."""
+    local = await start(ManualClock(), partitions=1)
+    session = await local.session("bob")
+    queues = [f"orders/{number}" for number in range(REPORTED_MAX + 1)]
+    for queue in queues:
+        await session.publish(queue, [b"1"])
+    consumer = session.open_consumer("mail")
+    asked: list[exchange_pb2.Operation] = []
+    ask = PartitionLink.ask
+
+    def noted(
+        link: PartitionLink,
+        operation: exchange_pb2.Operation,
+        done: Done[exchange_pb2.OperationResult],
+    ) -> None:
+        asked.append(operation)
+        ask(link, operation, done)
+
+    monkeypatch.setattr(PartitionLink, "ask", noted)
+    await consumer.subscribe(*queues)
+    joined = [list(each.join_group.lmq_names) for each in asked if each.HasField("join_group")]
+    await consumer.unsubscribe(*queues)
+    left = [list(each.leave_group.lmq_names) for each in asked if each.HasField("leave_group")]
+
+    assert joined == left == [queues[:-1], queues[-1:]]
+    assert not any(each.HasField("materialize") for each in asked)

@@ -12,6 +12,7 @@ from tests.service.client.conftest import Connect, until_disconnected
 from tests.support.gated_storage import GatedLink, gated_storage
 from tests.support.local_broker import LocalBroker, in_time, local_broker, until
 from tests.support.sdk_calls import publish, take
+from tidemark.client.transport.session import Session
 from tidemark.clock import ManualClock
 from tidemark.errors import ClientClosed, TidemarkError
 
@@ -51,6 +52,28 @@ def consumers_of(client: tidemark.Client) -> int:
     session = client._routes.home.session
     assert session is not None
     return len(session._consumers)
+
+
+@pytest.mark.parametrize("held", [0, 1], ids=["idle", "with-a-message"])
+async def test_only_a_subscription_that_holds_messages_stops_before_it_leaves(
+    gated: Gated, monkeypatch: pytest.MonkeyPatch, held: int
+) -> None:
+    """What it gives back is for others. A stop has the broker recall what waits in each queue."""
+    client, _, _ = gated
+    stopped: list[int] = []
+    stop = Session.stop_consumer
+
+    def noted(session: Session, consumer_id: int) -> None:
+        stopped.append(consumer_id)
+        stop(session, consumer_id)
+
+    monkeypatch.setattr(Session, "stop_consumer", noted)
+    async with client.subscribe([SHARED]) as deliveries:
+        for _ in range(held):
+            await publish(client, SHARED, b"x")
+            await take(deliveries, 1)
+
+    assert len(stopped) == held
 
 
 async def nacked_and_closed(gated: Gated) -> "asyncio.Task[None]":

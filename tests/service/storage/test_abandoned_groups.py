@@ -27,7 +27,14 @@ from tests.support.retention_calls import (
 )
 from tests.support.storage_client import RunningStorage
 from tidemark import errors
-from tidemark.api.storage.v1.exchange_pb2 import LeaveGroup, Materialize, PlaceGroup, TakeOwnership
+from tidemark.api.storage.v1.exchange_pb2 import (
+    JoinGroup,
+    LeaveGroup,
+    Materialize,
+    PlaceGroup,
+    TakeOwnership,
+    Unmaterialize,
+)
 from tidemark.api.storage.v1.retention_pb2 import (
     RETENTION_TYPE_ABANDONED_GROUP,
     RETENTION_TYPE_COMPLETED,
@@ -94,8 +101,12 @@ def joined(lmq_name: str, *groups: str) -> Any:
     return operation(materialize=Materialize(lmq_name=lmq_name, create=True, groups=groups))
 
 
+def joins(group: str, *lmq_names: str) -> Any:
+    return operation(join_group=JoinGroup(lmq_names=lmq_names, group=group))
+
+
 def left(lmq_name: str, group: str) -> Any:
-    return operation(leave_group=LeaveGroup(lmq_name=lmq_name, group=group))
+    return operation(leave_group=LeaveGroup(lmq_names=[lmq_name], group=group))
 
 
 async def test_a_forgotten_group_leaves_with_what_only_it_kept(
@@ -205,6 +216,29 @@ async def test_a_group_with_a_consumer_never_expires_and_counts_from_its_end(
     assert early != 0
     assert await due_in(storage) == 0
     assert (await remove(storage)).groups == 1
+
+
+async def test_the_groups_of_many_queues_are_joined_and_left_together(
+    storage: RunningStorage, exchange: ExchangeClient, clock: ManualClock
+) -> None:
+    """R14: a queue that is not there is left out, and one that is not loaded is loaded."""
+    names = ["t/a", "t/b"]
+    for name in names:
+        await exchange.ask(joined(name))
+        await place(exchange, name, "waits")
+    unload = Unmaterialize(lmq_name="t/b")
+    await exchange.ask(operation(unmaterialize=unload))
+    await exchange.ask(joins("waits", *names, "t/none"))
+    await clock.advance_ms(GONE_MS)
+    waiting = await due_groups(storage)
+
+    together = LeaveGroup(lmq_names=[*names, "t/none"], group="waits")
+    await exchange.ask(operation(leave_group=together))
+    await clock.advance_ms(GONE_MS)
+    gone = await due_groups(storage)
+
+    assert waiting == []
+    assert sorted(row["lmq_name"] for row in gone) == names
 
 
 async def test_a_row_about_a_group_with_a_consumer_is_stale(

@@ -139,7 +139,7 @@ async def test_a_group_that_its_broker_leaves_has_nobody_who_waits(
     """The broker has ended the standing reserve with its subscription: there is no last result."""
     await stand(exchange, "jobs")
 
-    await exchange.ask(operation(leave_group=LeaveGroup(lmq_name="jobs", group="default")))
+    await exchange.ask(operation(leave_group=LeaveGroup(lmq_names=["jobs"], group="default")))
     await exchange.ask(append("jobs", b"1"))
     (taken,) = await exchange.ask_all(reserve("jobs"))
 

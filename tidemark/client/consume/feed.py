@@ -99,10 +99,15 @@ class Feed(SessionPart):
     # --- ending --------------------------------------------------------------------------------
 
     def stop(self) -> None:
-        """Stop deliveries: messages given back from now on are for other consumers."""
+        """Stop deliveries: messages given back from now on are for other consumers.
+
+        One that holds nothing leaves its queues at once. To stop it before would have the broker
+        recall what waits for it in each queue.
+        """
         self._leaving = True
         self.queues.stop()
-        if self._session is not None and self._consumer_id:
+        idle = not self._held and self.settlements.quiet
+        if self._session is not None and self._consumer_id and not idle:
             with suppress(TidemarkError):
                 self._session.stop_consumer(self._consumer_id)
 

@@ -463,6 +463,7 @@ class Operation(_message.Message):
     ACKS_FIELD_NUMBER: _builtins.int
     LEAVE_GROUP_FIELD_NUMBER: _builtins.int
     APPENDS_FIELD_NUMBER: _builtins.int
+    JOIN_GROUP_FIELD_NUMBER: _builtins.int
     request_id: _builtins.int
     """Chosen by the broker, unique on the stream for its partition."""
     traceparent: _builtins.str
@@ -567,6 +568,10 @@ class Operation(_message.Message):
     def appends(self) -> Global___AppendRuns:
         """Store runs of many queues."""
 
+    @_builtins.property
+    def join_group(self) -> Global___JoinGroup:
+        """Report that the broker has consumers of a group."""
+
     def __init__(
         self,
         *,
@@ -597,12 +602,13 @@ class Operation(_message.Message):
         acks: Global___AckReservations | None = ...,
         leave_group: Global___LeaveGroup | None = ...,
         appends: Global___AppendRuns | None = ...,
+        join_group: Global___JoinGroup | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["acks", b"acks", "action", b"action", "append", b"append", "appends", b"appends", "apply_topic", b"apply_topic", "confirm_ownership", b"confirm_ownership", "drop_outbox", b"drop_outbox", "drop_ownership", b"drop_ownership", "expire_due", b"expire_due", "kind", b"kind", "leave_group", b"leave_group", "materialize", b"materialize", "pause_queue", b"pause_queue", "place_group", b"place_group", "purge", b"purge", "recall", b"recall", "redrive", b"redrive", "remove_dead_letters", b"remove_dead_letters", "remove_group", b"remove_group", "remove_queue", b"remove_queue", "renew", b"renew", "reserve", b"reserve", "settle", b"settle", "take_ownership", b"take_ownership", "unmaterialize", b"unmaterialize", "unschedule", b"unschedule"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["acks", b"acks", "action", b"action", "append", b"append", "appends", b"appends", "apply_topic", b"apply_topic", "confirm_ownership", b"confirm_ownership", "drop_outbox", b"drop_outbox", "drop_ownership", b"drop_ownership", "expire_due", b"expire_due", "join_group", b"join_group", "kind", b"kind", "leave_group", b"leave_group", "materialize", b"materialize", "pause_queue", b"pause_queue", "place_group", b"place_group", "purge", b"purge", "recall", b"recall", "redrive", b"redrive", "remove_dead_letters", b"remove_dead_letters", "remove_group", b"remove_group", "remove_queue", b"remove_queue", "renew", b"renew", "reserve", b"reserve", "settle", b"settle", "take_ownership", b"take_ownership", "unmaterialize", b"unmaterialize", "unschedule", b"unschedule"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["acks", b"acks", "action", b"action", "append", b"append", "appends", b"appends", "apply_topic", b"apply_topic", "confirm_ownership", b"confirm_ownership", "drop_outbox", b"drop_outbox", "drop_ownership", b"drop_ownership", "expire_due", b"expire_due", "kind", b"kind", "leave_group", b"leave_group", "materialize", b"materialize", "pause_queue", b"pause_queue", "place_group", b"place_group", "purge", b"purge", "recall", b"recall", "redrive", b"redrive", "remove_dead_letters", b"remove_dead_letters", "remove_group", b"remove_group", "remove_queue", b"remove_queue", "renew", b"renew", "request_id", b"request_id", "reserve", b"reserve", "settle", b"settle", "take_ownership", b"take_ownership", "traceparent", b"traceparent", "unmaterialize", b"unmaterialize", "unschedule", b"unschedule"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["acks", b"acks", "action", b"action", "append", b"append", "appends", b"appends", "apply_topic", b"apply_topic", "confirm_ownership", b"confirm_ownership", "drop_outbox", b"drop_outbox", "drop_ownership", b"drop_ownership", "expire_due", b"expire_due", "join_group", b"join_group", "kind", b"kind", "leave_group", b"leave_group", "materialize", b"materialize", "pause_queue", b"pause_queue", "place_group", b"place_group", "purge", b"purge", "recall", b"recall", "redrive", b"redrive", "remove_dead_letters", b"remove_dead_letters", "remove_group", b"remove_group", "remove_queue", b"remove_queue", "renew", b"renew", "request_id", b"request_id", "reserve", b"reserve", "settle", b"settle", "take_ownership", b"take_ownership", "traceparent", b"traceparent", "unmaterialize", b"unmaterialize", "unschedule", b"unschedule"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["materialize", "unmaterialize", "append", "reserve", "settle", "expire_due", "take_ownership", "confirm_ownership", "drop_ownership", "place_group", "remove_group", "remove_queue", "purge", "unschedule", "action", "apply_topic", "redrive", "renew", "remove_dead_letters", "drop_outbox", "recall", "pause_queue", "acks", "leave_group", "appends"]  # noqa: Y015
+    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["materialize", "unmaterialize", "append", "reserve", "settle", "expire_due", "take_ownership", "confirm_ownership", "drop_ownership", "place_group", "remove_group", "remove_queue", "purge", "unschedule", "action", "apply_topic", "redrive", "renew", "remove_dead_letters", "drop_outbox", "recall", "pause_queue", "acks", "leave_group", "appends", "join_group"]  # noqa: Y015
     _WhichOneofArgType_kind: _TypeAlias = _typing.Literal["kind", b"kind"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_kind) -> _WhichOneofReturnType_kind | None: ...
 
@@ -634,6 +640,7 @@ class OperationResult(_message.Message):
     LEAVE_GROUP_FIELD_NUMBER: _builtins.int
     APPENDS_FIELD_NUMBER: _builtins.int
     HAND_OUTS_FIELD_NUMBER: _builtins.int
+    JOIN_GROUP_FIELD_NUMBER: _builtins.int
     request_id: _builtins.int
     """The request id of the operation. 0: standing reserves have handed out or ended, with the outcome
     `reserve` or `hand_outs`.
@@ -716,6 +723,10 @@ class OperationResult(_message.Message):
     def hand_outs(self) -> Global___HandOuts:
         """Hand-outs of many standing reserves."""
 
+    @_builtins.property
+    def join_group(self) -> Global___JoinGroupResult:
+        """Result of JoinGroup."""
+
     def __init__(
         self,
         *,
@@ -739,12 +750,13 @@ class OperationResult(_message.Message):
         leave_group: Global___LeaveGroupResult | None = ...,
         appends: Global___AppendRunsResult | None = ...,
         hand_outs: Global___HandOuts | None = ...,
+        join_group: Global___JoinGroupResult | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["acks", b"acks", "action", b"action", "append", b"append", "appends", b"appends", "apply_topic", b"apply_topic", "error", b"error", "expire_due", b"expire_due", "hand_outs", b"hand_outs", "leave_group", b"leave_group", "materialize", b"materialize", "outcome", b"outcome", "ownership", b"ownership", "pause_queue", b"pause_queue", "place_group", b"place_group", "recall", b"recall", "removed", b"removed", "renew", b"renew", "reserve", b"reserve", "settle", b"settle", "unmaterialize", b"unmaterialize"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["acks", b"acks", "action", b"action", "append", b"append", "appends", b"appends", "apply_topic", b"apply_topic", "error", b"error", "expire_due", b"expire_due", "hand_outs", b"hand_outs", "join_group", b"join_group", "leave_group", b"leave_group", "materialize", b"materialize", "outcome", b"outcome", "ownership", b"ownership", "pause_queue", b"pause_queue", "place_group", b"place_group", "recall", b"recall", "removed", b"removed", "renew", b"renew", "reserve", b"reserve", "settle", b"settle", "unmaterialize", b"unmaterialize"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["acks", b"acks", "action", b"action", "append", b"append", "appends", b"appends", "apply_topic", b"apply_topic", "error", b"error", "expire_due", b"expire_due", "hand_outs", b"hand_outs", "leave_group", b"leave_group", "materialize", b"materialize", "outcome", b"outcome", "ownership", b"ownership", "pause_queue", b"pause_queue", "place_group", b"place_group", "recall", b"recall", "removed", b"removed", "renew", b"renew", "request_id", b"request_id", "reserve", b"reserve", "settle", b"settle", "unmaterialize", b"unmaterialize"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["acks", b"acks", "action", b"action", "append", b"append", "appends", b"appends", "apply_topic", b"apply_topic", "error", b"error", "expire_due", b"expire_due", "hand_outs", b"hand_outs", "join_group", b"join_group", "leave_group", b"leave_group", "materialize", b"materialize", "outcome", b"outcome", "ownership", b"ownership", "pause_queue", b"pause_queue", "place_group", b"place_group", "recall", b"recall", "removed", b"removed", "renew", b"renew", "request_id", b"request_id", "reserve", b"reserve", "settle", b"settle", "unmaterialize", b"unmaterialize"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_outcome: _TypeAlias = _typing.Literal["error", "materialize", "unmaterialize", "append", "reserve", "settle", "expire_due", "ownership", "place_group", "removed", "action", "apply_topic", "renew", "recall", "pause_queue", "acks", "leave_group", "appends", "hand_outs"]  # noqa: Y015
+    _WhichOneofReturnType_outcome: _TypeAlias = _typing.Literal["error", "materialize", "unmaterialize", "append", "reserve", "settle", "expire_due", "ownership", "place_group", "removed", "action", "apply_topic", "renew", "recall", "pause_queue", "acks", "leave_group", "appends", "hand_outs", "join_group"]  # noqa: Y015
     _WhichOneofArgType_outcome: _TypeAlias = _typing.Literal["outcome", b"outcome"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_outcome) -> _WhichOneofReturnType_outcome | None: ...
 
@@ -817,28 +829,78 @@ class MaterializeResult(_message.Message):
 Global___MaterializeResult: _TypeAlias = MaterializeResult  # noqa: Y015
 
 @_typing.final
-class LeaveGroup(_message.Message):
-    """Reports that the broker has no consumer and no owner of a group any more; ends its standing
-    reserve. Does nothing for a group or queue that does not exist. Errors: INVALID_NAME.
+class JoinGroup(_message.Message):
+    """Reports that the broker has a consumer or an owner of a group, in queues that it has loaded, as
+    Materialize does for one. Does nothing for a queue that does not exist. Errors: INVALID_NAME.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
 
-    LMQ_NAME_FIELD_NUMBER: _builtins.int
+    LMQ_NAMES_FIELD_NUMBER: _builtins.int
     GROUP_FIELD_NUMBER: _builtins.int
-    lmq_name: _builtins.str
-    """The queue."""
     group: _builtins.str
     """The group."""
+    @_builtins.property
+    def lmq_names(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """The queues."""
+
     def __init__(
         self,
         *,
-        lmq_name: _builtins.str = ...,
+        lmq_names: _abc.Iterable[_builtins.str] | None = ...,
         group: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["group", b"group", "lmq_name", b"lmq_name"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["group", b"group", "lmq_names", b"lmq_names"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___JoinGroup: _TypeAlias = JoinGroup  # noqa: Y015
+
+@_typing.final
+class JoinGroupResult(_message.Message):
+    """The report is noted."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___JoinGroupResult: _TypeAlias = JoinGroupResult  # noqa: Y015
+
+@_typing.final
+class LeaveGroup(_message.Message):
+    """Reports that the broker has no consumer and no owner of a group any more, in these queues; ends the
+    standing reserves there. Does nothing for a group or queue that does not exist. Errors:
+    INVALID_NAME.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    LMQ_NAMES_FIELD_NUMBER: _builtins.int
+    GROUP_FIELD_NUMBER: _builtins.int
+    group: _builtins.str
+    """The group."""
+    @_builtins.property
+    def lmq_names(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """The queues."""
+
+    def __init__(
+        self,
+        *,
+        lmq_names: _abc.Iterable[_builtins.str] | None = ...,
+        group: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["group", b"group", "lmq_names", b"lmq_names"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
