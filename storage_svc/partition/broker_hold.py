@@ -8,7 +8,8 @@ CLIENT_TIMEOUT_DEFAULT_MS = 30_000
 
 
 class BrokerHold:
-    """Kept in memory, across a fault of the partition; a claim begins it, a lost link ends it."""
+    """Kept in memory, across a fault of the partition. A claim begins it, or the link that follows;
+    a lost link ends it."""
 
     __slots__ = ("_client_timeout_ms", "_since_ms")
 
@@ -20,6 +21,11 @@ class BrokerHold:
         """A broker has claimed the partition."""
         self._since_ms = now_ms
         self._client_timeout_ms = client_timeout_ms or CLIENT_TIMEOUT_DEFAULT_MS
+
+    def resume(self, now_ms: int) -> None:
+        """The broker is connected. The link of the one before it may have ended after its claim."""
+        if self._since_ms is None:
+            self._since_ms = now_ms
 
     def restart(self, now_ms: int) -> None:
         """Storage has forgotten which queues the broker tracks, and the broker loads them again."""

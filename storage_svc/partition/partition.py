@@ -360,6 +360,8 @@ class Partition:
         handed_out: OnHandedOut = lambda _: None,
     ) -> ExchangeEvents:
         """The events for the exchange of a broker, until `disconnect`."""
+        if self.is_held_under(broker_epoch):
+            self._hold.resume(self.now_ms())
         return self._exchanges.connect(broker_epoch, changed, handed_out)
 
     def disconnect(self, events: ExchangeEvents) -> None:

@@ -307,6 +307,22 @@ async def test_no_group_expires_until_clients_could_return_to_a_new_broker(
     assert gone not in (0, NEVER)
 
 
+@pytest.mark.parametrize("taker", [{}, {"incarnation": 8, "broker_id": "broker-b"}])
+async def test_groups_expire_also_where_a_claim_comes_before_the_old_link_has_ended(
+    storage: RunningStorage, clock: ManualClock, taker: dict[str, Any]
+) -> None:
+    """R14, C2: a handover, or a broker that has lost its link before storage has noticed."""
+    async with storage.exchange() as before:
+        await before.ask(joined("t/a", "g"))
+        await place(before, "t/a", "g")
+        async with storage.exchange(**taker) as after:
+            await after.ask(joined("t/a"))  # its consumer has left meanwhile
+            await clock.advance_ms(GONE_MS)
+            due = await due_groups(storage)
+
+    assert [row["group"] for row in due] == ["g"]
+
+
 async def test_a_change_of_the_topic_starts_the_time_again(
     storage: RunningStorage, exchange: ExchangeClient, clock: ManualClock
 ) -> None:
