@@ -14,6 +14,7 @@ from collections.abc import (
     Coroutine,
     Sequence,
 )
+from contextlib import suppress
 from functools import partial
 from typing import Any, Final, TypeVar
 
@@ -76,6 +77,8 @@ class Session:
         self._draining = False
         self._grace: asyncio.Task[None] | None = None
         self._tasks: set[asyncio.Task[None]] = set()
+        self._opening = 0
+        """Publishers that are being opened without a task."""
 
     # --- life ----------------------------------------------------------------------------------
 
@@ -238,7 +241,7 @@ class Session:
         for consumer in request.open_consumers:
             self._guard(self._open_consumer, consumer, consumer_id=consumer.consumer_id)
         for opened in request.open_publishers:
-            self._start(self._open_publisher(opened))
+            self._open(opened)
         for publisher_id in request.destroy_publishers:
             self._guard(
                 self._components.publishers.destroy, publisher_id, publisher_id=publisher_id
@@ -337,13 +340,36 @@ class Session:
 
     def _make_room(self) -> None:
         """Read on while the client's requests are answered and it reads the results."""
-        unread = len(self._tasks)
+        unread = len(self._tasks) + self._opening
         if self._output.wakeup.is_set():  # else all results are on their way
             unread += self._output.results
         if self._unanswered_bytes > UNANSWERED_BYTES_MAX or unread > UNREAD_RESULTS_MAX:
             self._read_on.clear()
         elif not self._read_on.is_set():
             self._read_on.set()
+
+    def _open(self, opened: broker_pb2.OpenPublisher) -> None:
+        """Open a publisher; its result has the error. Few need a task."""
+        opens = False
+        done = partial(self._opened, opened)
+        with suppress(TidemarkError):  # raised again below
+            opens = self._components.publish_path.open_soon(opened.lmq_name, self._publishers, done)
+        if opens:
+            self._unanswered += 1
+            self._opening += 1
+        else:
+            self._start(self._open_publisher(opened))
+
+    def _opened(self, opened: broker_pb2.OpenPublisher, publisher: Publisher | None) -> None:
+        self._unanswered -= 1
+        self._opening -= 1
+        if publisher is None:
+            self._start(self._open_publisher(opened))
+            return
+        result = self._output.frame.publishers.add(request_id=opened.request_id)
+        result.publisher_id = publisher.publisher_id
+        result.partitions.extend(self._components.publish_path.healthy(publisher.partitions))
+        self._output.wakeup.set()
 
     async def _open_publisher(self, opened: broker_pb2.OpenPublisher) -> None:
         result = broker_pb2.OpenPublisherResult(request_id=opened.request_id)

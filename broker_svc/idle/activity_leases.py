@@ -47,7 +47,7 @@ class Lease:
     def failed(self) -> bool:
         """Whether no partition has the queue loaded, or all may have unloaded it since."""
         for queue in self.queues:  # a plain loop: asked twice for each run
-            if queue.loading is not None and not _has_failed(queue.loading):
+            if queue.loading is not None and not has_failed(queue.loading):
                 return False
         return True
 
@@ -141,17 +141,20 @@ class ActivityLeases:
         None during a cleanup of the queue: wait for it, or use `create`.
         """
         now_ms = self._clock.monotonic_ms()
-        keys = [(partition, lmq_name) for partition in partitions]
-        queues = [self._tracking.get(key, idle_after_ms, now_ms) for key in keys]
-        if any(queue.cleaning is not None for queue in queues):
-            return None
+        queues = [
+            self._tracking.get((partition, lmq_name), idle_after_ms, now_ms)
+            for partition in partitions
+        ]
+        for queue in queues:
+            if queue.cleaning is not None:
+                return None
         for queue in queues:
             queue.leases += 1
             self.active += 1
             self.busy_queues += queue.leases == 1
             if group:
                 queue.groups[group] = queue.groups.get(group, 0) + 1
-            is_loaded = queue.loading is not None and not _has_failed(queue.loading)
+            is_loaded = queue.loading is not None and not has_failed(queue.loading)
             if not is_loaded:
                 queue.loading = self._load(queue)
             elif queue.groups.get(group) == 1:  # the group is reported
@@ -165,7 +168,7 @@ class ActivityLeases:
         for partition in partitions:
             queue = self._tracking.find((partition, lmq_name))
             loading = None if queue is None else queue.loading
-            if loading is None or not loading.done() or _has_failed(loading):
+            if loading is None or not loading.done() or has_failed(loading):
                 return None
         return self.begin(lmq_name, partitions, topic.settings.idle_after_ms, group)
 
@@ -225,13 +228,13 @@ class ActivityLeases:
         self._links[queue.partition].ask(exchange_pb2.Operation(join_group=join), _ignore)
 
     def _load(self, queue: TrackedQueue) -> Answer:
-        materialize = exchange_pb2.Materialize(
-            lmq_name=queue.lmq_name, create=True, groups=queue.groups
-        )
-        operation = exchange_pb2.Operation(materialize=materialize)
-        loading = self._links[queue.partition].send(operation)
-        loading.add_done_callback(_mark_retrieved)
-        return loading
+        operation = exchange_pb2.Operation()
+        materialize = operation.materialize
+        materialize.lmq_name = queue.lmq_name
+        materialize.create = True
+        if queue.groups:
+            materialize.groups.extend(queue.groups)
+        return self._links[queue.partition].send(operation)
 
     async def _cleaned(self, lmq_name: str, partitions: tuple[int, ...]) -> None:
         for partition in partitions:
@@ -274,13 +277,8 @@ def _ignore(_: exchange_pb2.OperationResult | TidemarkError) -> None:
     """A link that is down reports all groups again once it is up."""
 
 
-def _mark_retrieved(loading: Answer) -> None:
-    """Mark the error as retrieved: its waiter may be gone, and asyncio would log it."""
-    if not loading.cancelled():
-        loading.exception()
-
-
-def _has_failed(loading: Answer) -> bool:
+def has_failed(loading: Answer) -> bool:
+    """Whether a queue could not be loaded."""
     return loading.done() and (
         loading.cancelled() or loading.exception() is not None or loading.result().HasField("error")
     )

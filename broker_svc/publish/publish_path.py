@@ -14,9 +14,10 @@ from google.rpc.status_pb2 import Status
 from opentelemetry.trace import Span
 
 from broker_svc.consume.dispatcher import Dispatcher
-from broker_svc.idle.activity_leases import ActivityLeases
+from broker_svc.idle.activity_leases import ActivityLeases, Lease, has_failed
 from broker_svc.links.partition_link import PartitionLink, refusal_of
 from broker_svc.links.topic_cache import TopicCache
+from broker_svc.links.unanswered_operations import Answer
 from broker_svc.publish.publishers import Publisher, PublisherCache, WaitingRun
 from tidemark import limits
 from tidemark.api.broker.v1 import message_pb2
@@ -124,6 +125,47 @@ class PublishPath:
             cache.destroy(publisher)
         lease = await self._leases.acquire(lmq_name, topic)
         return cache.add(lmq_name, lease, self._clock.monotonic_ms())
+
+    def open_soon(
+        self, lmq_name: str, cache: PublisherCache, opened: Callable[[Publisher | None], None]
+    ) -> bool:
+        """As `open`, for a queue of one partition, whose loading nothing but a callback waits for:
+        clients open thousands of publishers at once. False if that cannot be; then nothing is
+        done.
+
+        `opened` is called later, with None if the queue could not be loaded: `open` knows why, or
+        what helps. It is not called once the connection has ended.
+        """
+        topic = self._topics.known(LmqName.parse(lmq_name).topic)
+        if topic is None or cache.find(lmq_name, self._clock.monotonic_ms()) is not None:
+            return False
+        partitions = partitions_of(lmq_name, topic, len(self._links))
+        if len(partitions) > 1:
+            return False
+        lease = self._leases.begin(lmq_name, partitions, topic.settings.idle_after_ms)
+        if lease is None:
+            return False
+        cache.keep(lease)
+        loading = lease.queues[0].loading
+        assert loading is not None, "a lease loads its queue"
+        loading.add_done_callback(partial(self._loaded, lmq_name, cache, lease, opened))
+        return True
+
+    def _loaded(
+        self,
+        lmq_name: str,
+        cache: PublisherCache,
+        lease: Lease,
+        opened: Callable[[Publisher | None], None],
+        loading: Answer,
+    ) -> None:
+        if not cache.give(lease):
+            return
+        if has_failed(loading):
+            lease.release()
+            opened(None)
+        else:
+            opened(cache.add(lmq_name, lease, self._clock.monotonic_ms()))
 
     def healthy(self, partitions: Sequence[int]) -> list[int]:
         """The partitions that accept publishes."""

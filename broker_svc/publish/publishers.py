@@ -59,6 +59,9 @@ class PublisherCache:
         self._by_name: OrderedDict[str, Publisher] = OrderedDict()
         self.opening: dict[str, list[WaitingRun]] = {}
         """Runs that wait, in order, until their queue has a publisher."""
+        self._loading: dict[Lease, None] = {}
+        """Leases on queues that storage has not loaded yet, for publishers that nothing waits
+        for."""
         self._closed = False
 
     def __len__(self) -> int:
@@ -86,6 +89,14 @@ class PublisherCache:
         while len(self._by_name) > self._publishers_max:
             self.destroy(next(iter(self._by_name.values())))
         return publisher
+
+    def keep(self, lease: Lease) -> None:
+        """Hold a lease until its queue is loaded, or the connection ends."""
+        self._loading[lease] = None
+
+    def give(self, lease: Lease) -> bool:
+        """Hold it no longer; False if the connection has ended, and released it."""
+        return self._loading.pop(lease, self) is None
 
     def check(self, publisher_id: int, lmq_name: str) -> None:
         """Raise unless the publisher belongs to this connection and that queue."""
@@ -117,6 +128,9 @@ class PublisherCache:
     def close(self) -> None:
         """The connection has ended: destroy all publishers, and accept no more."""
         self._closed = True
+        loading, self._loading = self._loading, {}
+        for lease in loading:
+            lease.release()
         for publisher in list(self._by_name.values()):
             self.destroy(publisher)
 

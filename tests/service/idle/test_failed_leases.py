@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from broker_svc.idle.cleanup import EvictionOutcome
-from broker_svc.publish.publishers import PublisherCache
+from broker_svc.publish.publishers import Publisher, PublisherCache
 from tests.support.gated_storage import GatedLink, GatedStorage
 from tests.support.idle_broker import (
     IDLE_MS,
@@ -229,3 +229,52 @@ async def test_a_session_that_ends_while_its_publisher_is_opened_leaves_no_lease
         return leases_of(broker) == 1 and len(broker.components.publishers) == 0
 
     await until(given_back)
+
+
+async def test_a_session_that_ends_while_the_queues_of_its_publishers_load_leaves_no_lease(
+    broker: IdleBroker, link: GatedLink
+) -> None:
+    """I2, I5: at once, however long storage takes."""
+    await broker.components.topics.get(TOPIC)
+    link.requests.close()
+    session: Any = broker.calls.Session()
+    opens = [broker_pb2.OpenPublisher(request_id=1, lmq_name=QUEUE)]
+    hello = broker_pb2.Hello(client_id="hasty")
+    await session.write(broker_pb2.SessionRequest(hello=hello, open_publishers=opens))
+    await link.requests.until_held()
+    before = leases_of(broker)
+
+    session.cancel()
+    while broker.service.sessions:
+        await broker.clock.sleep_ms(0)
+
+    assert (before, leases_of(broker)) == (1, 0)
+    link.requests.let_go()
+    (await broker.lease()).release()  # behind the publisher's
+    assert len(broker.components.publishers) == 0
+
+
+async def test_a_publisher_whose_queue_was_not_loaded_has_no_lease_until_it_is_opened_again(
+    broker: IdleBroker, link: GatedLink
+) -> None:
+    """I2: the link has broken while the queue was loaded."""
+    await broker.components.topics.get(TOPIC)
+    link.requests.close()
+    cache = PublisherCache(broker.components.publishers, publishers_max=10)
+    opened: asyncio.Queue[Publisher | None] = asyncio.Queue()
+    path = broker.components.publish_path
+
+    soon = path.open_soon(QUEUE, cache, opened.put_nowait)
+    await link.break_now()
+    failed = await opened.get()
+    left = leases_of(broker)
+    link.requests.let_go()
+    await broker.reconnect()
+    again = path.open_soon(QUEUE, cache, opened.put_nowait)
+    publisher = await opened.get()
+
+    assert (soon, failed, left, again) == (True, None, 0, True)
+    assert publisher is not None
+    assert publisher is await path.open(QUEUE, cache)
+    assert not path.open_soon(QUEUE, cache, opened.put_nowait), "it is known: `open` returns it"
+    assert leases_of(broker) == 1
