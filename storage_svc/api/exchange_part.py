@@ -85,6 +85,10 @@ class ExchangePart:
         self._unsent: deque[tuple[int, _Result, int]] = deque()
         """Request ids, results, and about how many bytes each takes in a frame."""
         self._unsent_bytes = 0
+        self._before_health: int | None = None
+        """How many unsent results precede a health that waits; None if none waits."""
+        self._health_openings = 0
+        """Openings of the partition when these were counted."""
         self._commit = partition.last_commit
         """One that contains all that is kept, or follows it. Not the present one of the partition:
         that may have been opened again without commits that are lost."""
@@ -244,9 +248,13 @@ class ExchangePart:
         They take at most `share_bytes`, or one result that fits `room_bytes`; and one event of each
         kind.
         """
-        used_bytes = self._write_results(response, share_bytes, room_bytes)
-        response.commit = self._commit
         events = self._events
+        if events.health_changed:
+            self._count_before_health()
+        used_bytes = 0
+        if self._before_health != 0:  # else it is the turn of the health
+            used_bytes = self._write_results(response, share_bytes, room_bytes)
+        response.commit = self._commit
         events_bytes = min(share_bytes, room_bytes)
         if events.expired and not self._unsent:  # after the results that handed them out
             count = _fitting(len(events.expired), EXPIRED_BYTES, events_bytes - used_bytes)
@@ -265,13 +273,24 @@ class ExchangePart:
             next_ms = events.sent_deadline_ms = self._partition.next_deadline_ms
             if next_ms is not None:
                 response.next_deadline.in_ms = max(0, next_ms - self._partition.now_ms())
-        if events.health_changed and not (response.results or self._unsent or in_columns):
-            # Behind all results, in a frame without any: a broker that reads of a reopening drops
-            # its callers, and those whose results are in the frame have not seen them yet.
-            events.health_changed = False
-            self._openings = self._openings or self._partition.health.openings
-            response.health.CopyFrom(codec.encode_health(self._partition.health))
+        if self._before_health is not None:
+            # Behind the results that were there, in a frame without any: a broker that reads of a
+            # reopening drops its callers, and those whose results are in the frame have not seen
+            # them yet. Before later ones, of which each frame to a busy broker has some.
+            if self._before_health or in_columns:
+                self._before_health = max(0, self._before_health - len(response.results))
+            else:
+                self._before_health, events.health_changed = None, False
+                self._openings = self._openings or self._partition.health.openings
+                response.health.CopyFrom(codec.encode_health(self._partition.health))
         return used_bytes
+
+    def _count_before_health(self) -> None:
+        """Note which results a health has to follow: those of now, and again if the partition was
+        opened again while it waits."""
+        openings = self._partition.health.openings
+        if self._before_health is None or self._health_openings != openings:
+            self._before_health, self._health_openings = len(self._unsent), openings
 
     def _write_results(
         self, response: exchange_pb2.PartitionResponse, share_bytes: int, room_bytes: int

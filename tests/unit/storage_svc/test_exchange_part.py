@@ -197,6 +197,44 @@ def test_health_is_not_in_a_frame_with_results_in_columns(idle: ExchangePart) ->
     assert not idle.waits_on()
 
 
+def test_health_waits_only_for_results_that_were_there_before_it(
+    idle: ExchangePart, partition: Mock
+) -> None:
+    """S2, L4: a broker that reads slowly gets some results with each frame. It would go on sending
+    what is refused until it has read of the reopening."""
+    idle.take_results([1], [REFUSED])
+    partition.health.openings = 2
+    idle._events.health_changed = True
+    idle._events.changed()
+
+    frames = []
+    for later in (2, 3, 4):
+        frames.append(written(idle))
+        idle.take_results([later], [REFUSED])
+
+    assert [[each.request_id for each in frame.results] for frame in frames] == [[1], [], [2, 3]]
+    assert [frame.HasField("health") for frame in frames] == [False, True, False]
+    assert frames[1].health.openings == 2
+
+
+def test_health_that_waits_follows_what_came_before_a_reopening(
+    idle: ExchangePart, partition: Mock
+) -> None:
+    """S2: the partition is opened again while an earlier change of its health is not sent."""
+    idle.take_results([1], [REFUSED])
+    idle._events.health_changed = True
+    idle._events.changed()
+    first = written(idle)
+    idle.take_results([2], [stored(0)])
+    partition.health.openings = 2
+
+    second, third = written(idle), written(idle)
+
+    assert [[each.request_id for each in frame.results] for frame in (first, second)] == [[1], [2]]
+    assert not second.HasField("health")
+    assert third.health.openings == 2
+
+
 def test_columns_that_are_full_leave_the_rest_to_the_long_form(
     idle: ExchangePart, load: ExchangeLoad
 ) -> None:
