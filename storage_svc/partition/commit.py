@@ -460,7 +460,8 @@ class CommitContext:
 
     async def load_lanes(self, state: QueueState, group: Group) -> None:
         """Give a group that starts, or starts over, a lane per fairness key that is stored."""
-        read_from = max(0, group.base - RUN_MESSAGES_MAX)
+        # Nearly every queue gets its groups before its first message: there is nothing to look for.
+        read_from = max(0, group.base - RUN_MESSAGES_MAX) if state.record.messages else None
         keys = dict.fromkeys(await stored_fairness_keys(self.engine, state.record))
         appended = self.journal.appended.get(state.record.queue_id, ())
         keys.update((run.fairness_key, None) for run in appended)

@@ -3,9 +3,12 @@
 import pytest
 
 from storage_svc import operations
+from storage_svc.engines.engine import Row, Table
+from storage_svc.engines.rocksdb import RocksEngine
 from tests.support.exchange_client import (
     ExchangeClient,
     append,
+    operation,
     payloads,
     reserve,
     reserved,
@@ -13,7 +16,11 @@ from tests.support.exchange_client import (
 )
 from tests.support.storage_client import RunningStorage
 from tidemark import limits
-from tidemark.api.storage.v1.exchange_pb2 import SETTLE_ACTION_NACK, SETTLE_ACTION_RELEASE
+from tidemark.api.storage.v1.exchange_pb2 import (
+    SETTLE_ACTION_NACK,
+    SETTLE_ACTION_RELEASE,
+    Materialize,
+)
 from tidemark.clock import ManualClock
 
 
@@ -69,6 +76,30 @@ async def test_a_strict_reserve_leaves_a_message_that_is_too_large_and_says_that
     assert (list(none.slices), none.more) == ([], True)
     assert (got.count, rest.count) == (1, 1)
     assert not nothing.more
+
+
+async def test_a_group_of_a_queue_without_messages_reads_no_rows(
+    exchange: ExchangeClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Most queues get their groups before their first message, and all of them what follows."""
+    await exchange.ask(operation(materialize=Materialize(lmq_name="jobs/a", create=True)))
+    scanned: list[Table] = []
+    scan = RocksEngine.scan
+
+    async def counted(
+        self: RocksEngine, table: Table, start: bytes, end: bytes | None, *, limit: int
+    ) -> list[Row]:
+        scanned.append(table)
+        return await scan(self, table, start, end, limit=limit)
+
+    monkeypatch.setattr(RocksEngine, "scan", counted)
+    nothing = await exchange.ask(reserve("jobs/a"))
+    rows = [table for table in scanned if table is Table.RUN_HEADERS]
+    await exchange.ask(append("jobs/a", b"1"))
+    got = await reserved(exchange, "jobs/a")
+
+    assert (list(nothing.slices), rows) == ([], [])
+    assert payloads(got.body) == [b"1"]
 
 
 async def test_each_group_gets_every_message(exchange: ExchangeClient) -> None:
