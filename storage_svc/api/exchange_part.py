@@ -17,6 +17,7 @@ from storage_svc.api.result_columns import (
     ResultColumns,
     hand_outs_bytes,
 )
+from storage_svc.empty_containers import NO_LIST
 from storage_svc.operations.acks import Acked
 from storage_svc.operations.operation import ExchangeResult, Operation
 from storage_svc.operations.publish import AppendedRuns, AppendRuns
@@ -150,7 +151,7 @@ class ExchangePart:
             try:
                 operation = codec.decode_operation(each)
             except TidemarkError as error:
-                asked.refused.append((each.request_id, error))
+                asked.refuse(each.request_id, error)
                 continue
             if each.traceparent or callers:
                 callers += [""] * (len(asked.operations) - len(callers))
@@ -338,7 +339,7 @@ class Asked(Frame):
         """How many operations it counts for: some are for many runs."""
         self.size = size
         """In bytes, as the broker counts it or less."""
-        self.refused: list[tuple[int, TidemarkError]] = []
+        self.refused: list[tuple[int, TidemarkError]] = NO_LIST
         """Operations that were malformed; their results follow those of the others."""
 
     def add(
@@ -353,12 +354,17 @@ class Asked(Frame):
         self.unanswered += unanswered
         self.size += size
         if isinstance(operation, TidemarkError):
-            self.refused.append((request_id, operation))
+            self.refuse(request_id, operation)
         else:
             self.operations.append(operation)
             self.request_ids.append(request_id)
             self.steps += steps
             self.body_bytes += size
+
+    def refuse(self, request_id: int, error: TidemarkError) -> None:
+        """One more operation, which is malformed."""
+        self.refused = self.refused or []
+        self.refused.append((request_id, error))
 
     def answer(self, results: Sequence[_Result]) -> None:
         """The results go into the next frame."""

@@ -37,7 +37,7 @@ class _Columns(NamedTuple):
     sources: list[str]
     runs: list[_Run]
     run_bytes: list[int]
-    receipts: list[bytes]
+    receipts: tuple[bytes, ...]
 
 
 def decode_columns(columns: exchange_pb2.OperationColumns, bound: Bound) -> list[Asked]:
@@ -59,14 +59,14 @@ def decode_columns(columns: exchange_pb2.OperationColumns, bound: Bound) -> list
             steps = unanswered = run_count
             end = run + run_count
             operation = _appends(runs[run:end], sources[source], version)
-            size = sum(run_bytes[run:end])
+            size = run_bytes[run] if run_count == 1 else sum(run_bytes[run:end])
             run = end
         else:
             steps, unanswered = receipt_count, 1
-            own = tuple(receipts[receipt : receipt + receipt_count])
+            own = receipts[receipt : receipt + receipt_count]
             receipt += receipt_count
             operation = _acks(own, sources[source])
-            size = sum(map(len, own))
+            size = len(own[0]) if receipt_count == 1 else sum(map(len, own))
         if before != (partition, epoch):
             before = partition, epoch
             part = bound(partition, epoch)
@@ -103,7 +103,7 @@ def _read(columns: exchange_pb2.OperationColumns) -> _Columns:
     if len(receipts) != sum(receipt_counts):
         raise ValueError("counts of receipts and receipts disagree")
     run_bytes = list(map(add, map(len, names), map(len, bodies)))
-    return _Columns(rows_of(operations, 7), sources, runs, run_bytes, receipts)
+    return _Columns(rows_of(operations, 7), sources, runs, run_bytes, tuple(receipts))
 
 
 def _appends(runs: list[_Run], producer_id: str, topic_version: int) -> AppendRuns | TidemarkError:

@@ -75,7 +75,8 @@ class ResultColumns:
         entries, added = self._partitions, 0
         if not entries:
             self._filled()
-        for request_id, result in zip(request_ids, results, strict=True):
+        for result in results:
+            request_id = request_ids[added]
             if isinstance(result, AppendedRuns) and not (result.repeats or result.refused):
                 places = result.places
                 runs = len(places) // 2

@@ -6,6 +6,7 @@ clients acknowledge in a frame. A reservation that cannot be acknowledged is nam
 
 from typing import NamedTuple
 
+from storage_svc.empty_containers import NO_LIST
 from storage_svc.operations.operation import ExchangeDecoders
 from storage_svc.operations.settle import ack
 from storage_svc.partition.commit import CommitContext, count_fenced
@@ -50,7 +51,7 @@ class AckReservations(NamedTuple):
     async def apply(self, commit: CommitContext) -> Acked:
         """Each is acknowledged, or answered as before (V6), or refused without any change."""
         messages: list[int] = []
-        refused: list[tuple[int, TidemarkError]] = []
+        refused: list[tuple[int, TidemarkError]] = NO_LIST
         for index, receipt in enumerate(self.receipts):
             if index and index % TURN_OPERATIONS_MAX == 0:
                 await give_way()
@@ -62,6 +63,7 @@ class AckReservations(NamedTuple):
                 if isinstance(error, Fenced):
                     count_fenced("client")
                 messages.append(0)
+                refused = refused or []
                 refused.append((index, error))
         return Acked(tuple(messages), tuple(refused))
 

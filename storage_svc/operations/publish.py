@@ -7,6 +7,7 @@ publish: topic version, repeats, a full disk and, with `runs.py`, quotas.
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from storage_svc.empty_containers import NO_LIST
 from storage_svc.operations.fields import check_body, queue_name
 from storage_svc.operations.operation import ExchangeDecoders
 from storage_svc.operations.runs import append_run, queue_with_room
@@ -205,8 +206,8 @@ class AppendRuns(NamedTuple):
         """Each is stored, or answered as before (S11), or refused without any change."""
         _, producer_id, topic_version = self
         places: list[int] = []
-        repeats: list[tuple[int, int]] = []
-        refused: list[tuple[int, TidemarkError]] = []
+        repeats: list[tuple[int, int]] = NO_LIST
+        refused: list[tuple[int, TidemarkError]] = NO_LIST
         producer = commit.state.producers.loaded(producer_id)
         for index, run in enumerate(self.runs):
             if index and index % TURN_OPERATIONS_MAX == 0:
@@ -219,8 +220,10 @@ class AppendRuns(NamedTuple):
                     raise  # a fault of the partition
                 except TidemarkError as error:
                     appended = _NOT_STORED
+                    refused = refused or []
                     refused.append((index, error))
                 if appended.duplicate:
+                    repeats = repeats or []
                     repeats.append((index, appended.schedule_id))
                 place = appended.queue_id, appended.first_offset
                 producer = commit.state.producers.loaded(producer_id)

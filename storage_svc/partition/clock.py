@@ -23,7 +23,9 @@ class PartitionTime:
         """Whether deletions are suspended; the partition keeps that over restarts."""
 
     def now_ms(self, wall_ms: int, monotonic_ms: int) -> int:
-        now_ms = self._base_ms + max(0, monotonic_ms - self._monotonic_ms)
+        now_ms = self._base_ms
+        if monotonic_ms > self._monotonic_ms:
+            now_ms += monotonic_ms - self._monotonic_ms
         if wall_ms > now_ms:
             self.suspicious = self.suspicious or wall_ms - now_ms > FORWARD_JUMP_MS_MAX
             now_ms = wall_ms

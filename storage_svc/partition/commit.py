@@ -11,6 +11,7 @@ import logging
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
+from storage_svc.empty_containers import NO_DICT, NO_LIST, NO_SET
 from storage_svc.engines import queue_rows, run_rows
 from storage_svc.engines.engine import Table
 from storage_svc.engines.erasure_rows import ErasureKind
@@ -21,7 +22,7 @@ from storage_svc.loading.stored_runs import scan_run_pages, scan_runs
 from storage_svc.partition import erasures
 from storage_svc.partition.counters import put_counters
 from storage_svc.partition.erasures import NOTHING_PURGED, Erasure
-from storage_svc.partition.journal import NO_DICT, NO_LIST, NO_SET, BatchJournal
+from storage_svc.partition.journal import BatchJournal
 from storage_svc.partition.state import PartitionState
 from storage_svc.queue.group import Group
 from storage_svc.queue.lane import LANE_RUNS_MAX, Lane
@@ -102,6 +103,7 @@ class CommitContext:
         "results",
         "started_ns",
         "state",
+        "steps",
         "topics",
     )
 
@@ -111,14 +113,14 @@ class CommitContext:
         partition: int,
         partitions: int,
         now_ms: int,
-        frames: "Sequence[Frame]" = (),
-        *,
-        started_ns: int = 0,
-        disk_full: bool = False,
-        publishes_refused: TidemarkError | None = None,
-        deletions_refused: TidemarkError | None = None,
+        frames: "Sequence[Frame]",
+        started_ns: int,
+        disk_full: bool,
+        publishes_refused: TidemarkError | None,
+        deletions_refused: TidemarkError | None,
         chance: Callable[[], float],
     ) -> None:
+        # All by position: named arguments of a class are passed in a dict, for every commit.
         self.state = state
         self.engine = state.engine
         self.counters = state.counters
@@ -141,17 +143,13 @@ class CommitContext:
         self.ended_standing: list[tuple[int, bool]] = NO_LIST
         """Standing reserves that this commit ends, and whether the broker must ask again."""
         self.frames = frames
+        self.steps = frames[0].steps if len(frames) == 1 else sum(each.steps for each in frames)
+        """How many operations its frames count for."""
         self.results: Sequence[Sequence[Any]] = ()
         """Those of each frame, once it is applied."""
         self.handed_out: Sequence[Reserved | HandedOut] = ()
         """Results of standing reserves."""
         self.started_ns = started_ns
-
-    @property
-    def steps(self) -> int:
-        """How many operations its frames count for."""
-        frames = self.frames
-        return frames[0].steps if len(frames) == 1 else sum([each.steps for each in frames])
 
     def add_due(self, table: Table, due_ms: int) -> None:
         """An entry is added to an index that sweeps scan by time."""

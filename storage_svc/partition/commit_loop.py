@@ -66,6 +66,8 @@ class CommitLoop:
         self._complete_step: Step = self._complete
         self._end_step: Step = self._end
         self._on_ended: CommitEnded = self._ended
+        self._after_applying: Sequence[Stage] = (writer.hand_out, writer.complete)
+        self._after_handing_out: Sequence[Stage] = (writer.complete,)
 
     def submit(self, frame: Frame) -> None:
         """Queue operations for the next commit."""
@@ -149,8 +151,7 @@ class CommitLoop:
     def _apply(self) -> "Step | None":
         commit = self._commit
         assert commit is not None, "it was begun"
-        then = (self._writer.hand_out, self._writer.complete)
-        if not self._is_done(self._writer.apply(commit), then):
+        if not self._is_done(self._writer.apply(commit), self._after_applying):
             return None
         if commit.journal.ready_queues or commit.ended_standing:
             return self._hand_out_step
@@ -159,7 +160,7 @@ class CommitLoop:
     def _hand_out(self) -> "Step | None":
         """Hand out what the commit has made ready to standing reserves."""
         assert self._commit is not None, "it was begun"
-        if self._is_done(self._writer.hand_out(self._commit), (self._writer.complete,)):
+        if self._is_done(self._writer.hand_out(self._commit), self._after_handing_out):
             return self._complete_step
         return None
 

@@ -55,20 +55,27 @@ class ConnectedExchanges:
 
     def __init__(self) -> None:
         self._events: set[ExchangeEvents] = set()
+        self._epochs: Sequence[int] = ()
+        """Those of their brokers."""
 
     def connect(
         self, broker_epoch: int, changed: Callable[[], None], handed_out: OnHandedOut
     ) -> ExchangeEvents:
         events = ExchangeEvents(broker_epoch, changed, handed_out)
         self._events.add(events)
+        self._note_epochs()
         return events
 
     def disconnect(self, events: ExchangeEvents) -> None:
         self._events.discard(events)
+        self._note_epochs()
 
     def includes(self, broker_epoch: int) -> bool:
         """Whether the broker with that epoch is connected."""
-        return broker_epoch in [events.broker_epoch for events in self._events]
+        return broker_epoch in self._epochs
+
+    def _note_epochs(self) -> None:
+        self._epochs = [events.broker_epoch for events in self._events]
 
     def committed(self, commit: CommitContext) -> None:
         """A commit is durable, and its operations have their results."""

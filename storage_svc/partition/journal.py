@@ -5,9 +5,8 @@ once, bodies that are not yet in the engine, and events to report once the commi
 """
 
 from collections.abc import Iterable, Sequence
-from types import MappingProxyType
-from typing import Any, Final, cast
 
+from storage_svc.empty_containers import NO_DICT, NO_LIST, NO_SET
 from storage_svc.engines import group_rows, queue_rows, reservation_rows, run_rows
 from storage_svc.engines.engine import Batch, Engine, Row, Table
 from storage_svc.engines.history_rows import Removals, history_values, index_keys
@@ -26,12 +25,6 @@ CONSUMED_PER_ROW_MAX = 64
 
 QueueGroup = tuple[str, str]
 """lmq_name and group."""
-
-NO_SET: Final = cast("set[Any]", frozenset())
-NO_DICT: Final = cast("dict[Any, Any]", MappingProxyType({}))
-NO_LIST: Final = cast("list[Any]", ())
-"""Stand for containers that few commits need, until one is needed: a commit of one of many
-partitions is mostly the cost of making and dropping containers. They refuse to be changed."""
 
 
 class BatchJournal:
@@ -121,22 +114,27 @@ class BatchJournal:
         """Add the records that changed to the batch; False if rows of the index of ages have to be
         read first: then call `finish_ages`."""
         batch = self.batch
-        moved = moved_bounds(self._queues.values())
+        records = self._queues.values()
+        moved = moved_bounds(records)
         if moved:
             self.ages.follow(moved)
-        for record in self._queues.values():
+        for record in records:
             batch.put(
                 Table.CATALOG,
                 queue_rows.catalog_key(record.lmq_name),
                 queue_rows.queue_value(record),
             )
-        for (queue_id, name), group in self._groups.items():
-            self.batch.put(
-                Table.GROUPS, group_rows.group_key(queue_id, name), group_rows.group_value(group)
-            )
-        for at in range(0, len(self._consumed), CONSUMED_PER_ROW_MAX):
-            entries = self._consumed[at : at + CONSUMED_PER_ROW_MAX]
-            self.batch.put(Table.CONSUMED, self.record_key(), run_rows.consumed_value(entries))
+        if self._groups:
+            for (queue_id, name), group in self._groups.items():
+                batch.put(
+                    Table.GROUPS,
+                    group_rows.group_key(queue_id, name),
+                    group_rows.group_value(group),
+                )
+        if self._consumed:
+            for at in range(0, len(self._consumed), CONSUMED_PER_ROW_MAX):
+                entries = self._consumed[at : at + CONSUMED_PER_ROW_MAX]
+                batch.put(Table.CONSUMED, self.record_key(), run_rows.consumed_value(entries))
         if self.removals:
             self._put_history()
         return self.age_entries is None

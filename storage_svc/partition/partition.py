@@ -430,11 +430,11 @@ class Partition:
             self.identity.partitions,
             self._time.stamp(reading, counters),
             frames,
-            started_ns=reading.monotonic_ns,
-            disk_full=self.disk.full,
-            publishes_refused=self.health.refusal(self.number) or self.refused_before(),
-            deletions_refused=self._time.refusal() if counters.suspended_ms else None,
-            chance=self._chance,
+            reading.monotonic_ns,
+            self.disk.full,
+            self.health.refusal(self.number) or self.refused_before(),
+            self._time.refusal() if counters.suspended_ms else None,
+            self._chance,
         )
 
     # --- faults --------------------------------------------------------------------------------

@@ -157,8 +157,12 @@ class Writer:
             # Others would distort the figures of real commits.
             self._figures.add(commit.started_ns, commit.steps, batch.bytes_approx)
         try:
-            for frame, results in zip(commit.frames, commit.results, strict=True):
-                frame.answer(results)
+            frames, results = commit.frames, commit.results
+            if len(frames) == 1:  # as in most commits of one of many partitions
+                frames[0].answer(results[0])
+            else:
+                for frame, its_results in zip(frames, results, strict=True):
+                    frame.answer(its_results)
             for key, body in journal.bodies.items():
                 state.bodies.add(key, body)
             for key in journal.deleted_bodies:
@@ -166,11 +170,13 @@ class Writer:
             if journal.age_entries is not None:
                 for kind, topic, time_ms in journal.age_entries.added:
                     state.ages.added(kind, topic, time_ms)
-            for lmq_name in journal.loaded_briefly:
-                state.handles.drop_untracked(lmq_name)
-            for table, due_ms in journal.added_due:
-                state.due.added(table, due_ms)
-                self._lifecycle.due(table, due_ms)
+            if journal.loaded_briefly:
+                for lmq_name in journal.loaded_briefly:
+                    state.handles.drop_untracked(lmq_name)
+            if journal.added_due:
+                for table, due_ms in journal.added_due:
+                    state.due.added(table, due_ms)
+                    self._lifecycle.due(table, due_ms)
             self._exchanges.committed(commit)
         except Exception as error:
             raise CommitOutcomeUnknown("a commit was not reported") from error

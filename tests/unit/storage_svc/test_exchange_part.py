@@ -272,7 +272,7 @@ def test_a_request_that_was_cut_is_answered_in_its_order(
 ) -> None:
     """S2: a failure answers what has no result yet, and malformed operations come last."""
     asked = Asked(idle, [], [1, 2, 3], 4, 3, 10)
-    asked.refused.append((4, REFUSED))
+    asked.refuse(4, REFUSED)
     idle.submit(asked)
 
     asked.answer([stored(0)])
