@@ -348,7 +348,8 @@ class Dispatcher:
         if not reserved.standing_messages:
             self.standing.end(standing)
             if reserved.more and not feed.removed:
-                feed.learn(sum(len(each.body) for each in slices), more=True)
+                if slices:  # else one message was too large for it, and fits a reserve, as a rule
+                    feed.learn(sum(len(each.body) for each in slices), more=True)
                 self.queue_ready(feed.key)
             self.reserve_for(consumer)  # its other feeds may have waited for the credit
         elif consumer.room.is_unread:

@@ -206,6 +206,19 @@ async def test_the_last_subscription_of_a_group_ends_what_stands_without_a_recal
     assert (waiting.consumer.credit, waiting.delivered) == (CREDIT, [])
 
 
+async def test_a_message_too_large_for_what_stands_is_reserved_with_little_room(
+    waiting: Waiting,
+) -> None:
+    """Many queues may get such a message at once: each must not take 1 MiB of room."""
+    waiting.consumer.room.bytes_max = MANY_BYTES
+    stood = await waiting.stand("orders/a")
+
+    await waiting.answer(_reserved(standing_id=stood.reserve.standing_id, more=True))
+    (again,) = waiting.asked()
+
+    assert again.reserve.max_bytes == RESERVE_BYTES_MIN
+
+
 async def test_a_recall_of_one_that_stands_no_longer_gives_its_credit_back(
     waiting: Waiting,
 ) -> None:
