@@ -103,11 +103,35 @@ class Recall(NamedTuple):
         return Recalled(True)
 
 
-async def hand_out_standing(commit: CommitContext) -> list[Reserved | HandedOut]:
-    """Hand out what this commit has made ready; returns the results of standing reserves. Each is
-    of another reserve, so that their order has no meaning."""
-    results: list[Reserved | HandedOut] = []
+def hand_out_plain(commit: CommitContext) -> Sequence[HandedOut]:
+    """Hand out what this commit has made ready where that is plain; returns the results of standing
+    reserves. Queues that are left stay among those that are ready."""
     plain: list[HandOut] = []
+    peek, broker_epoch = commit.handles.peek, commit.counters.broker_epoch
+    for lmq_name, group_name_ in list(commit.journal.ready_queues):
+        handle = peek(lmq_name)
+        group = None if handle is None else handle.state.groups.get(group_name_)
+        standing = None if group is None else group.standing
+        if (
+            handle is not None
+            and group is not None
+            and standing is not None
+            and standing.broker_epoch == broker_epoch
+            and standing.owner_epoch == group.owner_epoch
+            and (handed_out := _hand_out_run(commit, handle, group, standing)) is not None
+        ):
+            plain.append(handed_out)
+    if not plain:
+        return ()
+    if len(plain) > HAND_OUTS_PER_RESULT_MAX or commit.handed_out_bytes > ANSWER_BYTES_MAX:
+        return list(_in_parts(plain))
+    return (HandedOut(plain),)
+
+
+async def hand_out_rest(commit: CommitContext) -> list[Reserved]:
+    """Hand out what `hand_out_plain` has left; returns the results of standing reserves. Each is of
+    another reserve, so that their order has no meaning."""
+    results: list[Reserved] = []
     for lmq_name, group_name_ in list(commit.journal.ready_queues):
         handle = commit.handles.peek(lmq_name)
         group = None if handle is None else handle.state.groups.get(group_name_)
@@ -117,10 +141,6 @@ async def hand_out_standing(commit: CommitContext) -> list[Reserved | HandedOut]
         current = standing.broker_epoch == commit.counters.broker_epoch
         if not current or standing.owner_epoch != group.owner_epoch:
             commit.end_standing(group)
-            continue
-        handed_out = _hand_out_plain(commit, handle, group, standing)
-        if handed_out is not None:
-            plain.append(handed_out)
             continue
         reserved = await hand_out(commit, handle, group, standing)
         for each in reserved.slices:
@@ -135,12 +155,6 @@ async def hand_out_standing(commit: CommitContext) -> list[Reserved | HandedOut]
         Reserved((), more=ask_again, standing_id=standing_id)
         for standing_id, ask_again in commit.ended_standing
     )
-    if not plain:
-        return results
-    if len(plain) > HAND_OUTS_PER_RESULT_MAX or commit.handed_out_bytes > ANSWER_BYTES_MAX:
-        results += _in_parts(plain)
-    else:
-        results.append(HandedOut(plain))
     return results
 
 
@@ -160,7 +174,7 @@ def _in_parts(hand_outs: Sequence[HandOut]) -> Iterator[HandedOut]:
     yield HandedOut(part)
 
 
-def _hand_out_plain(
+def _hand_out_run(
     commit: CommitContext, handle: Handle, group: Group, standing: Standing
 ) -> HandOut | None:
     """Hand out as nearly always: one whole run, which is all that is ready, and the reserve stands

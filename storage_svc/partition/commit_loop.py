@@ -159,8 +159,14 @@ class CommitLoop:
 
     def _hand_out(self) -> "Step | None":
         """Hand out what the commit has made ready to standing reserves."""
-        assert self._commit is not None, "it was begun"
-        if self._is_done(self._writer.hand_out(self._commit), self._after_handing_out):
+        commit = self._commit
+        assert commit is not None, "it was begun"
+        try:
+            is_done = self._writer.hand_out_now(commit)
+        except Exception as error:
+            self._do_in_task(self._recover(self._taken, error))
+            return None
+        if is_done or self._is_done(self._writer.hand_out_rest(commit), self._after_handing_out):
             return self._complete_step
         return None
 

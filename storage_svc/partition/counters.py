@@ -6,7 +6,6 @@ never given twice. The record is written with every commit, so it costs no read 
 
 import random
 from dataclasses import dataclass, fields
-from operator import attrgetter
 from struct import Struct
 
 from storage_svc.engines.engine import Batch, Engine, Table
@@ -49,6 +48,31 @@ class Counters:
     suspended_ms: int = 0  # since when deletions are suspended, 0 if they are not
     deadlines: int = 0  # of reservations and nack delays, that are running
 
+    def packed(self) -> bytes:
+        """In the order of the fields. Each is named: every commit pays for this, and `attrgetter`
+        takes twice as long."""
+        return _COUNTERS.pack(
+            self.commit,
+            self.time_ms,
+            self.broker_epoch,
+            self.owner_epoch,
+            self.queue_id,
+            self.reservation_id,
+            self.schedule_id,
+            self.outbox_sequence,
+            self.record,
+            self.topic_version,
+            self.queues,
+            self.messages,
+            self.body_bytes,
+            self.published,
+            self.delivered,
+            self.acked,
+            self.paused_queues,
+            self.suspended_ms,
+            self.deadlines,
+        )
+
     def skip_to(self, floor: int) -> None:
         """Leave out the numbers that commits may have given which the store has lost since: old
         receipts and epochs must not name anything new."""
@@ -62,7 +86,6 @@ class Counters:
 
 
 _COUNTERS = Struct(f">{len(fields(Counters))}Q")
-_values = attrgetter(*(each.name for each in fields(Counters)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +117,7 @@ async def load_counters(engine: Engine) -> tuple[Counters, Claim]:
 
 
 def put_counters(batch: Batch, counters: Counters) -> None:
-    batch.put(Table.META, _COUNTERS_KEY, _COUNTERS.pack(*_values(counters)))
+    batch.put(Table.META, _COUNTERS_KEY, counters.packed())
 
 
 def put_claim(batch: Batch, claim: Claim) -> None:

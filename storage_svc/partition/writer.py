@@ -13,7 +13,7 @@ from storage_svc.loading.deadline_pages import read_deadlines
 from storage_svc.operations.expire import ExpireDue
 from storage_svc.operations.operation import Operation
 from storage_svc.operations.read_ahead import read_ahead
-from storage_svc.operations.standing import hand_out_standing
+from storage_svc.operations.standing import hand_out_plain, hand_out_rest
 from storage_svc.partition.commit import CommitContext, count_fenced
 from storage_svc.partition.commit_figures import CommitFigures
 from storage_svc.partition.exchange_events import ConnectedExchanges
@@ -107,11 +107,21 @@ class Writer:
             await ExpireDue().apply(commit)
 
     async def hand_out(self, commit: CommitContext) -> None:
-        """Hand out what the commit has made ready to standing reserves; only a connected broker can
-        receive their results."""
-        may_hand_out = commit.journal.ready_queues or commit.ended_standing
-        if may_hand_out and self._is_connected(commit):
-            commit.handed_out = await hand_out_standing(commit)
+        """Hand out what the commit has made ready to standing reserves."""
+        if not self.hand_out_now(commit):
+            await self.hand_out_rest(commit)
+
+    def hand_out_now(self, commit: CommitContext) -> bool:
+        """The same without waiting; False if not all of it is plain: then `hand_out_rest` does what
+        is left. Only a connected broker can receive the results."""
+        journal = commit.journal
+        if not (journal.ready_queues or commit.ended_standing) or not self._is_connected(commit):
+            return True
+        commit.handed_out = hand_out_plain(commit)
+        return not (journal.ready_queues or commit.ended_standing)
+
+    async def hand_out_rest(self, commit: CommitContext) -> None:
+        commit.handed_out = [*await hand_out_rest(commit), *commit.handed_out]
 
     async def complete(self, commit: CommitContext) -> None:
         """Complete the batch."""
