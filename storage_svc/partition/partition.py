@@ -367,9 +367,12 @@ class Partition:
     def disconnect(self, events: ExchangeEvents) -> None:
         self._exchanges.disconnect(events)
         if self._state is not None and not self.has_connected_broker:
-            self._state.broker_gone()
-            # From now on only sweeps expire reservations (V1).
-            self.lifecycle.broker_disconnected(Table.DEADLINES, self._deadlines.earliest_ms())
+            self._broker_gone(self._state)
+
+    def _broker_gone(self, state: PartitionState) -> None:
+        state.broker_gone()
+        # From now on only sweeps expire reservations (V1).
+        self.lifecycle.broker_disconnected(Table.DEADLINES, state.deadlines.earliest_ms())
 
     # --- sweeps --------------------------------------------------------------------------------
 
@@ -507,6 +510,8 @@ class Partition:
             self.health.clear(FaultReason.COMMIT_FAILED, FaultReason.OPEN_FAILED)
             self.health.clear(FaultReason.DATA_CORRUPT, FaultReason.DATA_LOST)
             self.health.clear(FaultReason.TAKEN_OVER)
+            if self._state is not None and not self.has_connected_broker:
+                self._broker_gone(self._state)  # it may have gone while nothing was open
             self._exchanges.health_changed()
             return
 

@@ -9,6 +9,7 @@ import asyncio
 import pytest
 
 from storage_svc.engines.engine import Table
+from storage_svc.operations.claim import ClaimPartition
 from storage_svc.operations.expire import ExpireDue
 from storage_svc.operations.groups import PlaceGroup, RemoveGroup, Start, StartAt
 from storage_svc.operations.history import RetentionType
@@ -24,6 +25,7 @@ from storage_svc.operations.retention_rules import RetentionRow
 from storage_svc.operations.schedule import PromoteScheduled
 from storage_svc.operations.settle import Settle
 from storage_svc.operations.topics import PutTopic
+from storage_svc.partition.counters import Claim
 from storage_svc.queue.reservation import Ending
 from storage_svc.reads import due_work
 from tests.support.exchange_client import payloads
@@ -453,3 +455,33 @@ async def test_operations_that_arrive_while_a_commit_fails_are_not_carried_out(
 
     assert [type(each).__name__ for each in outcomes] == ["CommitOutcomeUnknown", "PartitionFaulty"]
     assert spans(await life.do(Reserve("t", "g", 100))) == [(0, 1)]
+
+
+@pytest.mark.parametrize("gone", ["before the fault", "while nothing is open"])
+async def test_a_broker_that_goes_holds_nothing_whether_or_not_the_partition_is_open(
+    life: Life, gone: str
+) -> None:
+    """V1, R14: sweeps expire what it had reserved, and its clients are not known to have left."""
+    await life.do(ClaimPartition(Claim("broker", "broker:1", 1, 0), client_timeout_ms=1000))
+    await life.do(life.run("t", 1))
+    await life.do(Reserve("t", "g", 1, visibility_ms=60_000))
+    due_ms = life.partition.next_deadline_ms
+    changed = asyncio.Event()
+    life.partition.connect(0, changed.set)
+    broker = life.partition.connect(life.partition.state.counters.broker_epoch, changed.set)
+    if gone == "before the fault":
+        life.partition.disconnect(broker)
+
+    life.engines.next_commit = Fault.BEFORE_WRITING
+    with pytest.raises(CommitOutcomeUnknown):
+        await life.do(life.run("t", 1))
+    while life.partition.is_open:
+        await changed.wait()
+    life.partition.disconnect(broker)
+    while life.partition.health.faults:
+        changed.clear()
+        await changed.wait()
+    await life.clock.advance_ms(1000)
+
+    assert not life.partition.state.hold.knows_clients(life.partition.now_ms())
+    assert life.partition.lifecycle.wakeups.take() == due_ms
