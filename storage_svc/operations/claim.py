@@ -75,7 +75,7 @@ class ClaimPartition(NamedTuple):
             )
         if not same:
             commit.handles.forget_trackers()
-        commit.state.hold.begin(commit.now_ms, self.client_timeout_ms)
+        commit.state.hold.claimed(self.client_timeout_ms)
         commit.state.claim = asked
         first = commit.state.first_broker_epoch
         commit.counters.broker_epoch = max(first, commit.counters.broker_epoch + 1)

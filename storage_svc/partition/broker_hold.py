@@ -8,8 +8,8 @@ CLIENT_TIMEOUT_DEFAULT_MS = 30_000
 
 
 class BrokerHold:
-    """Kept in memory, across a fault of the partition. A claim begins it, or the link that follows;
-    a lost link ends it."""
+    """Kept in memory, across a fault of the partition. The link that follows a claim begins it; a
+    lost link ends it."""
 
     __slots__ = ("_client_timeout_ms", "_since_ms")
 
@@ -17,12 +17,13 @@ class BrokerHold:
         self._since_ms: int | None = None
         self._client_timeout_ms = CLIENT_TIMEOUT_DEFAULT_MS
 
-    def begin(self, now_ms: int, client_timeout_ms: int = 0) -> None:
-        """A broker has claimed the partition."""
-        self._since_ms = now_ms
+    def claimed(self, client_timeout_ms: int) -> None:
+        """A broker has claimed the partition. Its clients reach nothing before its link is up, and
+        it may end before that."""
+        self._since_ms = None
         self._client_timeout_ms = client_timeout_ms or CLIENT_TIMEOUT_DEFAULT_MS
 
-    def resume(self, now_ms: int) -> None:
+    def begin(self, now_ms: int) -> None:
         """The broker is connected. The link of the one before it may have ended after its claim."""
         if self._since_ms is None:
             self._since_ms = now_ms

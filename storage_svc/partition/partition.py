@@ -361,7 +361,7 @@ class Partition:
     ) -> ExchangeEvents:
         """The events for the exchange of a broker, until `disconnect`."""
         if self.is_held_under(broker_epoch):
-            self._hold.resume(self.now_ms())
+            self._hold.begin(self.now_ms())
         return self._exchanges.connect(broker_epoch, changed, handed_out)
 
     def disconnect(self, events: ExchangeEvents) -> None:

@@ -26,6 +26,7 @@ from tests.support.retention_calls import (
     table,
 )
 from tests.support.storage_client import RunningStorage
+from tests.support.unowned_partition import undriven
 from tidemark import errors
 from tidemark.api.storage.v1.exchange_pb2 import (
     JoinGroup,
@@ -321,6 +322,22 @@ async def test_groups_expire_also_where_a_claim_comes_before_the_old_link_has_en
             due = await due_groups(storage)
 
     assert [row["group"] for row in due] == ["g"]
+
+
+async def test_no_group_expires_while_a_broker_that_claimed_is_not_connected(
+    storage: RunningStorage, clock: ManualClock
+) -> None:
+    """R14: it has ended before its link was up, so that none of its clients could return."""
+    async with storage.exchange() as before:
+        await before.ask(joined("t/a", "g"))
+        await place(before, "t/a", "g")
+    await undriven(storage)
+
+    await storage.claim(incarnation=8, broker_id="broker-b")
+    await clock.advance_ms(GONE_MS)
+
+    assert await due_groups(storage) == []
+    assert await due_in(storage) not in (0, NEVER)
 
 
 async def test_a_change_of_the_topic_starts_the_time_again(
