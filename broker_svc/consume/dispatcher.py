@@ -61,7 +61,7 @@ class Dispatcher:
         the partitions that have any."""
         self._handed_out: dict[Consumer, list[HandedOut]] = {}
         """Hand-outs in columns of the frame that is being read."""
-        self.standing = StandingReserves(links)
+        self.standing = StandingReserves(links, self.reserve_for)
         self.delivered = Tally()
         """Messages that were handed to consumers."""
         self._on_fenced = on_fenced

@@ -6,7 +6,7 @@ it is small, and it is recalled when the credit is needed elsewhere (ADR 21). Ow
 this way and the credit that is held; the `dispatcher` sends the reserves and delivers.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Final
 
@@ -81,8 +81,12 @@ class StandingReserve:
 class StandingReserves:
     """All standing reserves of a broker, by their ids."""
 
-    def __init__(self, links: Mapping[int, PartitionLink]) -> None:
+    def __init__(
+        self, links: Mapping[int, PartitionLink], credit_freed: Callable[[Consumer], None]
+    ) -> None:
+        """`credit_freed` is called when credit comes back without a last result."""
         self._links = links
+        self._credit_freed = credit_freed
         self._by_id: dict[int, StandingReserve] = {}
         self._last_id = 0
 
@@ -167,6 +171,7 @@ class StandingReserves:
             return  # the link is down, which ends it
         if not result.recall.stood:
             self.end(standing)
+            self._credit_freed(standing.consumer)
 
     def recall_all(self, consumer: Consumer) -> None:
         """Recall those that hold credit of a consumer."""

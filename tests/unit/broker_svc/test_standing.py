@@ -266,3 +266,26 @@ async def test_no_partition_hands_out_to_what_stands_in_another(
     assert released.settle.receipt == b"foreign"
     assert waiting.delivered == []
     assert waiting.consumer.standing_credit == held
+
+
+async def test_credit_of_a_recall_that_found_nothing_goes_to_a_queue_that_waits_for_it(
+    waiting: Waiting,
+) -> None:
+    """Its group was left while its reserve was under way: no last result brings the credit back."""
+    waiting.consumer.credit = 2
+    waiting.consumer.room.bytes_max = MANY_BYTES
+    waiting.subscribe("orders/left", 1)
+    (left,) = waiting.asked()
+    waiting.subscribe("orders/a")
+    waiting.subscribe("orders/b")
+    waiting.dispatcher.unsubscribe(waiting.consumer, "orders/left")
+    await waiting.answer(_reserved(left.request_id, standing_messages=1))
+    recalled, first = waiting.asked()
+    await waiting.answer(_reserved(first.request_id, slices=[ReservedSlice(count=1)]))
+
+    result = OperationResult(request_id=recalled.request_id, recall=RecallResult(stood=False))
+    await waiting.answer(result)
+    (second,) = waiting.asked()
+
+    assert {first.reserve.lmq_name, second.reserve.lmq_name} == {"orders/a", "orders/b"}
+    assert waiting.consumer.credit == 0
