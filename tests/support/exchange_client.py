@@ -202,6 +202,8 @@ class ExchangeClient:
         self.deadlines: asyncio.Queue[int | None] = asyncio.Queue()
         self.healths: asyncio.Queue[PartitionHealth] = asyncio.Queue()
         self.ended: asyncio.Future[TidemarkError] = asyncio.get_running_loop().create_future()
+        self.bind_answered = asyncio.Event()
+        """Set once storage has answered the bind, also with the end of the part."""
         self.frames = 0
         """Frames that carried results of this partition."""
         self.commit = 0
@@ -276,6 +278,7 @@ class ExchangeClient:
         return result
 
     def take(self, response: PartitionResponse) -> None:
+        self.bind_answered.set()
         self.frames += bool(response.results)
         self.commit = response.commit or self.commit
         for result in response.results:
@@ -299,6 +302,7 @@ class ExchangeClient:
             self.end(from_status(response.end))
 
     def end(self, reason: TidemarkError) -> None:
+        self.bind_answered.set()
         if not self.ended.done():
             self.ended.set_result(reason)
         self._fail(reason)

@@ -74,9 +74,10 @@ class StorageClient:
 
     @asynccontextmanager
     async def exchange(self, partition: int = 0, **claim: Any) -> AsyncIterator[ExchangeClient]:
-        """Claim the partition and bind to it."""
+        """Claim the partition and bind to it. Storage knows the link: time may be moved."""
         claimed = await self.claim(partition, **claim)
         async with self.bound(partition, claimed.broker_epoch) as exchange:
+            await exchange.bind_answered.wait()
             yield exchange
 
     async def create_topic(self, name: str, **settings: Any) -> Topic:
