@@ -121,7 +121,7 @@ class Left(NamedTuple):
 
 class LeaveGroup(NamedTuple):
     """The broker has no consumer and no owner of a group any more, in these queues: its age counts
-    from now, and nobody waits there."""
+    from now, and no consumer waits there."""
 
     lmq_names: tuple[str, ...]
     group: str
